@@ -14,7 +14,7 @@ pub mod rmm;
 pub mod snapshot;
 
 use super::history::{Extent, History, RecordedAllocator, RecordedSettings};
-use super::load::{PrivatePool, Recording};
+use super::trace::{PrivatePool, Recording};
 use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
 use flate2::read::MultiGzDecoder;
 use layout::Layout;

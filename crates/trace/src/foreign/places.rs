@@ -1,6 +1,6 @@
 //! The places in the program that its requests come from, collected while a recording is read.
 
-use crate::load::{Origins, Stack};
+use crate::trace::{Origins, Stack};
 use std::collections::HashMap;
 
 /// Places, each identified by a number. Number 0 stands for no place.

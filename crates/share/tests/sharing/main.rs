@@ -1,9 +1,9 @@
 //! An exporter and an importer in one process, on drivers of their own.
 
+mod keep_closed;
+
 use gapless::allocator::{Backup, FreeError};
-use gapless::driver::{
-    DriverCall, DriverCalls, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, WorkDriver,
-};
+use gapless::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, WorkDriver};
 use gapless::units::{DeviceAddr, GIB, StreamId};
 use gapless::{Allocator, ChunkPolicy};
 use gapless_share::{Exporter, FOLDER, HANDLE_BYTES, Handle, Importer, MOST_DESCRIPTORS, ShareError};
@@ -310,62 +310,6 @@ fn a_bucket_of_tensors() {
     assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
 }
 
-/// Closed blocks that stay mapped: to the exporter they are closed, and they are opened again without the driver.
-#[test]
-fn closed_blocks_that_stay_mapped() {
-    let _turn = turn();
-    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
-    let target = device(64 * PAGE);
-    let importer = Importer::new(Arc::clone(&target));
-    importer.keep_closed(4 * PAGE);
-    let half = PAGE / 2;
-    let blocks = [half, half, 2 * PAGE, 3 * PAGE].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
-    let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
-    let calls = || target.passed();
-    let since = |before: &DriverCalls| {
-        let made = calls().since(before);
-        [DriverCall::Import, DriverCall::Map, DriverCall::Unmap].map(|call| made[call])
-    };
-    let addr = importer.open(&handles[0]).unwrap().addr();
-    fill(allocator.driver(), blocks[0], half, 1);
-    let before = calls();
-    let again = importer.open(&handles[0]).unwrap();
-    assert!(holds(&target, again.addr(), half, 1));
-    assert_eq!((again.addr(), since(&before)), (addr, [0, 0, 0]));
-    // While it is open, its chunk is that of its neighbour, too.
-    drop(importer.open(&handles[1]).unwrap());
-    assert_eq!(since(&before), [0, 1, 0]);
-    drop(again);
-    // Once nothing in it is open, the exporter may have another chunk of that number.
-    allocator.free(blocks[0]).unwrap();
-    assert_eq!(allocator.stats().pending_bytes, 0, "to the exporter it is closed");
-    let before = calls();
-    let other = allocator.alloc(half, MAIN).unwrap();
-    assert_eq!(other, blocks[0]);
-    fill(allocator.driver(), other, half, 2);
-    let other = importer.open(&exporter.export(&allocator, other).unwrap()).unwrap();
-    assert!(holds(&target, other.addr(), half, 2));
-    assert_eq!(since(&before), [1, 1, 2]);
-    drop(other);
-    // Four pages at most: those closed first go, and what has more is not kept.
-    drop(importer.open(&handles[2]).unwrap());
-    drop(importer.open(&handles[1]).unwrap());
-    assert_eq!((target.inner().usage().mappings, importer.imported_chunks()), (3, 3));
-    drop(importer.open(&handles[3]).unwrap());
-    let usage = target.inner().usage();
-    assert!(usage.mappings <= 4, "{usage:?}");
-    // A block that is gone is not kept either, nor one of an exporter that has ended.
-    let third = importer.open(&handles[2]).unwrap();
-    allocator.free(blocks[2]).unwrap();
-    drop(third);
-    assert!(matches!(importer.open(&handles[2]), Err(ShareError::Gone)));
-    drop(importer.open(&handles[1]).unwrap());
-    assert_eq!(importer.imported_chunks(), 1);
-    drop(exporter);
-    assert!(matches!(importer.open(&handles[1]), Err(ShareError::ExporterGone(_))));
-    assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
-}
-
 /// A block in the middle of a chunk is as large here as there.
 #[test]
 fn a_block_that_does_not_begin_with_its_chunk() {
@@ -382,28 +326,6 @@ fn a_block_that_does_not_begin_with_its_chunk() {
         assert_eq!((one.bytes(), one.mapped_bytes()), (PAGE / 4, PAGE));
         assert!(holds(&target, one.addr(), PAGE / 4, seed));
     }
-}
-
-/// As much as is kept mapped is kept, to the byte.
-#[test]
-fn a_block_as_large_as_what_is_kept() {
-    let _turn = turn();
-    let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
-    let target = device(8 * PAGE);
-    let importer = Importer::new(Arc::clone(&target));
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
-    let handle = exporter.export(&allocator, block).unwrap();
-    let imports_of_two = |kept| {
-        importer.keep_closed(kept);
-        let before = target.passed()[DriverCall::Import];
-        for _ in 0..2 {
-            drop(importer.open(&handle).unwrap());
-        }
-        target.passed()[DriverCall::Import] - before
-    };
-    assert_eq!([PAGE - 1, PAGE].map(imports_of_two), [2, 1]);
-    importer.keep_closed(0);
-    assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
 }
 
 /// An opening that fails does not count as one: once its neighbour is closed too, nothing in the chunk is open.
@@ -425,55 +347,6 @@ fn a_failed_opening_keeps_no_chunk() {
     let before = target.passed()[DriverCall::Import];
     drop(importer.open(&handle).unwrap());
     assert_eq!(target.passed()[DriverCall::Import] - before, 1);
-}
-
-/// The block that was closed first is given up first, and one that was used again meanwhile is not the first any more.
-#[test]
-fn the_mapping_that_was_closed_first_goes_first() {
-    let _turn = turn();
-    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
-    let target = device(64 * PAGE);
-    let importer = Importer::new(Arc::clone(&target));
-    importer.keep_closed(3 * PAGE);
-    let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
-    let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
-    let imports_for = |which: usize| {
-        let before = target.passed()[DriverCall::Import];
-        drop(importer.open(&handles[which]).unwrap());
-        target.passed()[DriverCall::Import] - before
-    };
-    assert_eq!([0, 1, 2, 0, 3].map(imports_for), [1, 1, 1, 0, 1]);
-    assert_eq!([2, 0, 3, 1].map(imports_for), [0, 0, 0, 1], "the second was the one closed longest ago");
-    assert_eq!([0, 3, 2].map(imports_for), [0, 0, 1]);
-}
-
-/// A mapping that the driver does not unmap stays kept; a chunk of its number is not opened before it is gone.
-#[test]
-fn what_is_kept_and_not_unmapped_is_tried_again() {
-    let _turn = turn();
-    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
-    let target = device(64 * PAGE);
-    let importer = Importer::new(Arc::clone(&target));
-    importer.keep_closed(u64::MAX);
-    let blocks = [(); 2].map(|()| allocator.alloc(PAGE / 2, MAIN).unwrap());
-    let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
-    drop(importer.open(&handles[0]).unwrap());
-    target.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Unmap]));
-    assert!(matches!(importer.open(&handles[1]), Err(ShareError::Driver(_))));
-    assert_eq!(target.fired(), 1);
-    target.disarm();
-    drop(importer.open(&handles[1]).unwrap());
-    target.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Unmap]));
-    importer.keep_closed(0);
-    target.disarm();
-    assert_eq!(importer.imported_chunks(), 1);
-    importer.keep_closed(0);
-    assert!(target.inner().usage().is_empty(), "{:?}", target.inner().usage());
-    for block in blocks {
-        allocator.free(block).unwrap();
-    }
-    allocator.trim(0).unwrap();
-    assert_eq!(allocator.stats().reserved_bytes, 0, "nothing is pinned");
 }
 
 /// An import takes addresses for the chunks under the block.

@@ -1,22 +1,18 @@
 //! Sleep and wake of tags, and of everything: several allocators of a device, as one.
 
-#[path = "../../../tests/simulated/mod.rs"]
+mod beside;
+mod refused;
+#[path = "../../../../tests/simulated/mod.rs"]
 mod simulated;
+mod world;
 
-use gapless::allocator::{AllocError, Backup, InListener, MapListener, MappedRange, Refusal, Slept};
-use gapless::driver::{
-    DriverCall, DriverError, DriverErrorKind, DriverResult, HoldStreams, Hook, HostConfig, HostDriver, Intercepted,
-    WorkDriver,
-};
+use gapless::StreamId;
+use gapless::allocator::{AllocError, Backup, Slept};
+use gapless::driver::{DriverCall, DriverErrorKind, HoldStreams, WorkDriver};
 use gapless::units::MIB;
-use gapless::{DeviceAddr, StreamId};
-use gapless_process::{
-    Contents, Device, Error, Place, PoolId, PoolKind, Process, Request, Simulated, StreamLives, TagAsleep, pop_tag,
-    push_tag,
-};
-use gapless_share::FOLDER;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use gapless_process::{Contents, Error, PoolId, PoolKind, StreamLives, TagAsleep, pop_tag, push_tag};
 use std::time::{Duration, Instant};
+use world::{World, add_device};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 const WEIGHTS: PoolId = (1, 1);
@@ -26,104 +22,6 @@ const NOW: Duration = Duration::ZERO;
 /// How long a test waits for what takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(10);
 const CAPACITY: u64 = 64 * MIB;
-
-/// Refuses calls of some kinds, after as many of them as were let through, until it is told to stop.
-#[derive(Default)]
-struct Refusals(Mutex<Vec<(DriverCall, u32, DriverErrorKind)>>);
-
-impl Hook for Refusals {
-    fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
-        if let Some((_, passing, kind)) = self.0.lock().unwrap().iter_mut().find(|(refused, ..)| *refused == call) {
-            if *passing == 0 {
-                return Err(DriverError::new(call, *kind, "refused by the test"));
-            }
-            *passing -= 1;
-        }
-        run()
-    }
-}
-
-type Driver = Intercepted<Simulated<HostDriver>, Refusals>;
-
-/// A process with one device, whose memory is the host's.
-struct World {
-    process: Process<Driver>,
-    driver: Arc<Driver>,
-}
-
-impl World {
-    fn new(conf: &str) -> Self {
-        let process = Process::new(|_, _| unreachable!("the device is added"));
-        process.configure(conf).unwrap();
-        let driver = add_device(&process, 0);
-        Self { process, driver }
-    }
-
-    fn device(&self) -> &Device<Driver> {
-        self.process.device(0).unwrap()
-    }
-
-    /// Refuses these kinds of calls after as many of each, while something is done.
-    fn refusing<T>(&self, calls: &[(DriverCall, u32)], act: impl FnOnce() -> T) -> T {
-        let refused = |(call, passing): &(DriverCall, u32)| (*call, *passing, DriverErrorKind::Other);
-        *self.driver.hook().0.lock().unwrap() = calls.iter().map(refused).collect();
-        let outcome = act();
-        self.driver.hook().0.lock().unwrap().clear();
-        outcome
-    }
-
-    /// Allocates in a pool, or in the device's own memory, and fills.
-    fn filled(&self, pool: Option<PoolId>, mib: u64, seed: u64) -> Filled {
-        let place = pool.map_or(Place::Main, Place::Pool);
-        let addr = self.device().alloc_worded(place, &Request::new(mib * MIB, MAIN), |error| error).unwrap();
-        let filled = Filled { addr, bytes: mib * MIB, seed };
-        self.driver.fill(MAIN, addr, filled.bytes, seed).unwrap();
-        filled
-    }
-
-    /// A pool of a tag.
-    fn tagged(&self, pool: PoolId, kind: PoolKind, tag: &str) {
-        let pools = self.device().pools();
-        pools.declare(pool, kind, Some(tag)).unwrap();
-        pools.add_user(pool).unwrap();
-    }
-
-    fn expect(&self, blocks: &[Filled]) {
-        for block in blocks {
-            self.driver.verify(MAIN, block.addr, block.bytes, block.seed).unwrap();
-        }
-        self.driver.synchronize(MAIN).unwrap();
-        assert_eq!(self.driver.take_mismatches(), []);
-    }
-
-    fn asleep(&self) -> u64 {
-        self.device().stats().asleep_bytes / MIB
-    }
-
-    fn reserved(&self) -> u64 {
-        self.device().memory_use().reserved / MIB
-    }
-
-    fn check(&self) {
-        self.device().each_allocator(None, |_, allocator| allocator.check());
-    }
-}
-
-/// A block with bytes in it.
-#[derive(Clone, Copy, Debug)]
-struct Filled {
-    addr: DeviceAddr,
-    bytes: u64,
-    seed: u64,
-}
-
-fn add_device(process: &Process<Driver>, ordinal: u32) -> Arc<Driver> {
-    let config = HostConfig { capacity_bytes: CAPACITY, ..HostConfig::default() };
-    let device = Arc::new(Simulated::host(ordinal, config).unwrap());
-    let driver = Arc::new(Intercepted::with_hook(device, Refusals::default()));
-    process.add(ordinal, Arc::clone(&driver)).unwrap();
-    driver
-}
 
 fn is_short<T: std::fmt::Debug>(outcome: &Result<T, Error>) -> bool {
     matches!(outcome, Err(Error::Alloc(AllocError::OutOfMemory(_))))
@@ -483,90 +381,6 @@ fn a_graph_pool_sleeps_whole() {
     world.expect(&[block]);
 }
 
-/// Nothing sleeps and nothing wakes in a capture, nor while a pool may be open for one.
-#[test]
-fn not_in_a_capture() {
-    let world = World::new("");
-    let device = world.device();
-    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
-    let block = world.filled(Some(WEIGHTS), 4, 1);
-    let refuses = || {
-        let slept = device.sleep(Some("weights"), Backup::Pinned);
-        assert!(matches!(slept, Err(Error::Capturing(0))), "{slept:?}");
-        let woken = device.wake(Some("weights"), LIMIT);
-        assert!(matches!(woken, Err(Error::Capturing(0))), "{woken:?}");
-    };
-    device.pools().begin(CACHE).unwrap();
-    refuses();
-    device.pools().end(CACHE);
-    let host = world.driver.inner().inner();
-    let stream = host.create_stream().unwrap();
-    let outer = StreamId(stream.0 | 1 << 40);
-    device.allocator().keep_stream(outer).unwrap();
-    host.begin_capture(stream);
-    refuses();
-    host.end_capture(stream);
-    // An ordinary pool is not open for a capture.
-    device.pools().begin(WEIGHTS).unwrap();
-    device.sleep(Some("weights"), Backup::Pinned).unwrap();
-    device.wake(Some("weights"), NOW).unwrap();
-    device.pools().end(WEIGHTS);
-    world.expect(&[block]);
-}
-
-/// Calls sleep and wake in its callback.
-#[derive(Default)]
-struct Sleepy {
-    world: OnceLock<Weak<World>>,
-    refused: Mutex<u32>,
-}
-
-impl MapListener for Sleepy {
-    fn on_map(&self, _: MappedRange) -> Result<(), Refusal> {
-        if let Some(world) = self.world.get().and_then(Weak::upgrade) {
-            for outcome in
-                [world.device().sleep(None, Backup::Pinned).map(drop), world.device().wake(None, LIMIT).map(drop)]
-            {
-                assert!(matches!(outcome, Err(Error::Alloc(AllocError::InListener(InListener { .. })))), "{outcome:?}");
-                *self.refused.lock().unwrap() += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
-        Ok(())
-    }
-}
-
-#[test]
-fn not_in_a_callback() {
-    let world = Arc::new(World::new(""));
-    let listener = Arc::new(Sleepy::default());
-    listener.world.set(Arc::downgrade(&world)).unwrap();
-    world.device().allocator().listeners().add(Arc::clone(&listener) as Arc<dyn MapListener>).unwrap();
-    world.filled(None, 4, 1);
-    assert!(*listener.refused.lock().unwrap() >= 2);
-}
-
-/// On a lost device nothing sleeps, and nothing that was tried before is undone by force.
-#[test]
-fn not_on_a_lost_device() {
-    let world = World::new("");
-    let device = world.device();
-    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
-    world.filled(Some(WEIGHTS), 4, 1);
-    *world.driver.hook().0.lock().unwrap() = vec![(DriverCall::HostAlloc, 0, DriverErrorKind::DeviceLost)];
-    for _ in 0..2 {
-        let outcome = device.sleep(Some("weights"), Backup::Pinned);
-        match outcome {
-            Err(Error::Alloc(AllocError::Driver(error))) => assert_eq!(error.kind, DriverErrorKind::DeviceLost),
-            other => panic!("{other:?}"),
-        }
-        assert_eq!(world.asleep(), 0);
-    }
-}
-
 /// Work of another device that was recorded for a block is waited for before the block loses its memory. One that was freed does
 /// not sleep.
 #[test]
@@ -594,92 +408,4 @@ fn work_of_another_device_is_waited_for() {
     hold(false);
     device.wake(Some("weights"), NOW).unwrap();
     world.expect(&[block]);
-}
-
-/// Two threads put different tags to sleep and wake them, while a third one allocates.
-#[test]
-fn several_threads_at_once() {
-    let world = World::new("budget:60MiB");
-    let device = world.device();
-    let tags = [(WEIGHTS, "weights"), (CACHE, "cache")];
-    tags.iter().for_each(|(pool, tag)| world.tagged(*pool, PoolKind::Ordinary, tag));
-    let blocks = tags.map(|(pool, _)| world.filled(Some(pool), 12, pool.0));
-    std::thread::scope(|scope| {
-        for (_, tag) in tags {
-            scope.spawn(move || {
-                for _ in 0..20 {
-                    device.sleep(Some(tag), Backup::Pinned).unwrap();
-                    device.wake(Some(tag), LIMIT).unwrap();
-                }
-            });
-        }
-        for _ in 0..200 {
-            let addr = device.alloc(&Request::new(3 * MIB, MAIN)).unwrap();
-            device.free(addr, 0, MAIN).unwrap();
-        }
-    });
-    assert_eq!(world.asleep(), 0);
-    world.expect(&blocks);
-    world.check();
-}
-
-/// Defragmentation, memory of a captured graph, a block that is open in another process, and sleep of everything: in one process.
-#[test]
-fn everything_at_once() {
-    let place = tempfile::tempdir().unwrap();
-    let sockets = place.path().join("sockets");
-    let settings = [(FOLDER, sockets.to_str().unwrap())];
-    simulated::with_settings("everything_at_once", &settings, sleep_beside_everything);
-}
-
-fn sleep_beside_everything() {
-    let (world, elsewhere) = (World::new("budget:60MiB,chunk:2MiB"), World::new(""));
-    let device = world.device();
-    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
-    // Free memory in pieces, which a large block is made of.
-    let pieces: Vec<Filled> = (0..10).map(|seed| world.filled(None, 2, seed)).collect();
-    for piece in pieces.iter().step_by(2) {
-        device.free(piece.addr, 0, MAIN).unwrap();
-    }
-    let mut blocks: Vec<Filled> = pieces.into_iter().skip(1).step_by(2).collect();
-    device.set_budget(48 * MIB).unwrap();
-    blocks.push(world.filled(None, 9, 20));
-    assert!(device.stats().harvested_chunks > 0);
-    blocks.push(world.filled(Some(WEIGHTS), 5, 21));
-    // A graph's memory.
-    let host = world.driver.inner().inner();
-    let stream = host.create_stream().unwrap();
-    let outer = StreamId(stream.0 | 1 << 40);
-    device.pools().begin(CACHE).unwrap();
-    host.begin_capture(stream);
-    let request = Request { lives: StreamLives::AsLongAsTheProcess, ..Request::new(4 * MIB, outer) };
-    let captured = device.alloc(&request).unwrap();
-    host.end_capture(stream);
-    device.end_pool(CACHE);
-    world.driver.fill(outer, captured, 4 * MIB, 22).unwrap();
-    world.driver.synchronize(outer).unwrap();
-    blocks.push(Filled { addr: captured, bytes: 4 * MIB, seed: 22 });
-    // A block that another process has open.
-    let exported = world.filled(None, 4, 23);
-    world.driver.synchronize(MAIN).unwrap();
-    let (handle, _) = device.export(exported.addr).unwrap();
-    let (there, _) = elsewhere.device().import(&handle).unwrap();
-    for turn in 0..3 {
-        let slept = device.sleep(None, Backup::Pinned).unwrap();
-        assert!(
-            (4 * MIB..=6 * MIB).contains(&slept.left_awake.pinned_bytes),
-            "it lies in three pages at most: {slept:?}"
-        );
-        let left_awake = slept.left_awake.pinned_bytes + slept.left_awake.refused_bytes;
-        assert_eq!(device.memory_use().reserved, left_awake);
-        let seen = Filled { addr: there, ..exported };
-        elsewhere.expect(&[seen]);
-        world.expect(&[exported]);
-        let other = world.filled(Some(WEIGHTS), 20, turn);
-        device.free(other.addr, 0, MAIN).unwrap();
-        device.wake(None, NOW).unwrap();
-        world.expect(&blocks);
-        world.check();
-    }
-    elsewhere.device().close_import(there).unwrap();
 }

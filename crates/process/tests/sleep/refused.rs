@@ -1,0 +1,93 @@
+//! When nothing sleeps or wakes.
+
+use super::world::World;
+use super::{CACHE, LIMIT, NOW, WEIGHTS};
+use gapless::StreamId;
+use gapless::allocator::{AllocError, Backup, InListener, MapListener, MappedRange, Refusal};
+use gapless::driver::{DriverCall, DriverErrorKind, WorkDriver};
+use gapless_process::{Error, PoolKind};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// Nothing sleeps and nothing wakes in a capture, nor while a pool may be open for one.
+#[test]
+fn not_in_a_capture() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    let block = world.filled(Some(WEIGHTS), 4, 1);
+    let refuses = || {
+        let slept = device.sleep(Some("weights"), Backup::Pinned);
+        assert!(matches!(slept, Err(Error::Capturing(0))), "{slept:?}");
+        let woken = device.wake(Some("weights"), LIMIT);
+        assert!(matches!(woken, Err(Error::Capturing(0))), "{woken:?}");
+    };
+    device.pools().begin(CACHE).unwrap();
+    refuses();
+    device.pools().end(CACHE);
+    let host = world.driver.inner().inner();
+    let stream = host.create_stream().unwrap();
+    let outer = StreamId(stream.0 | 1 << 40);
+    device.allocator().keep_stream(outer).unwrap();
+    host.begin_capture(stream);
+    refuses();
+    host.end_capture(stream);
+    // An ordinary pool is not open for a capture.
+    device.pools().begin(WEIGHTS).unwrap();
+    device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    device.wake(Some("weights"), NOW).unwrap();
+    device.pools().end(WEIGHTS);
+    world.expect(&[block]);
+}
+
+/// Calls sleep and wake in its callback.
+#[derive(Default)]
+struct Sleepy {
+    world: OnceLock<Weak<World>>,
+    refused: Mutex<u32>,
+}
+
+impl MapListener for Sleepy {
+    fn on_map(&self, _: MappedRange) -> Result<(), Refusal> {
+        if let Some(world) = self.world.get().and_then(Weak::upgrade) {
+            for outcome in
+                [world.device().sleep(None, Backup::Pinned).map(drop), world.device().wake(None, LIMIT).map(drop)]
+            {
+                assert!(matches!(outcome, Err(Error::Alloc(AllocError::InListener(InListener { .. })))), "{outcome:?}");
+                *self.refused.lock().unwrap() += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
+        Ok(())
+    }
+}
+
+#[test]
+fn not_in_a_callback() {
+    let world = Arc::new(World::new(""));
+    let listener = Arc::new(Sleepy::default());
+    listener.world.set(Arc::downgrade(&world)).unwrap();
+    world.device().allocator().listeners().add(Arc::clone(&listener) as Arc<dyn MapListener>).unwrap();
+    world.filled(None, 4, 1);
+    assert!(*listener.refused.lock().unwrap() >= 2);
+}
+
+/// On a lost device nothing sleeps, and nothing that was tried before is undone by force.
+#[test]
+fn not_on_a_lost_device() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.filled(Some(WEIGHTS), 4, 1);
+    *world.driver.hook().0.lock().unwrap() = vec![(DriverCall::HostAlloc, 0, DriverErrorKind::DeviceLost)];
+    for _ in 0..2 {
+        let outcome = device.sleep(Some("weights"), Backup::Pinned);
+        match outcome {
+            Err(Error::Alloc(AllocError::Driver(error))) => assert_eq!(error.kind, DriverErrorKind::DeviceLost),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(world.asleep(), 0);
+    }
+}
