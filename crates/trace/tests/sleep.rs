@@ -1,8 +1,9 @@
 //! Replays of traces that sleep: what is copied and mapped, what is held meanwhile, and what a wake needs.
 
-use gapless::driver::{ModelConfig, ModelDriver};
+use gapless::StreamId;
+use gapless::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, ModelConfig, ModelDriver};
 use gapless_trace::advice::{AdviceOptions, PolicyOutcome, advise};
-use gapless_trace::caching::CachingSettings;
+use gapless_trace::caching::{CachingAllocator, CachingSettings};
 use gapless_trace::{
     Device, GaplessSettings, Phase, PhaseKind, PolicyError, PolicyKind, ReplayError, ReplayOptions, ReplayResult,
     Touch, Trace, replay,
@@ -170,4 +171,21 @@ fn expandable_segments_cannot_sleep() {
     };
     let error = replay(&trace, Arc::new(device.model()), &options).unwrap_err();
     assert!(matches!(error, ReplayError::Policy { op_index: 1, error: PolicyError::Limit(_) }), "{error}");
+}
+
+/// Where the second segment cannot be copied, nothing is asleep, and the first one's backup is given back.
+#[test]
+fn a_sleep_of_segments_that_fails_keeps_no_memory_of_the_host() {
+    let driver = Arc::new(FaultDriver::new(ModelDriver::new(ModelConfig::default())));
+    let mut caching = CachingAllocator::new(Arc::clone(&driver), CachingSettings::default());
+    [(); 2].map(|()| caching.alloc(40 * MIB, StreamId::DEFAULT).unwrap());
+    for call in [DriverCall::HostAlloc, DriverCall::CopyOut] {
+        driver.arm(Fault::nth(1, DriverErrorKind::Other).only([call]));
+        assert!(caching.sleep(true).is_err());
+        driver.disarm();
+        assert_eq!(driver.inner().usage().host_memory, 0, "{call:?}");
+    }
+    assert_eq!(caching.sleep(true).unwrap().copied_bytes, 80 * MIB);
+    assert_eq!(caching.wake().unwrap().copied_bytes, 80 * MIB);
+    assert_eq!(driver.inner().usage().host_memory, 0);
 }

@@ -11,7 +11,7 @@
 
 use super::segments::{AsleepSegment, SegmentBytes};
 use super::{CachingAllocator, CachingError};
-use gapless::driver::{Driver, DriverResult, HostMemory};
+use gapless::driver::{Driver, DriverResult};
 use gapless::units::{DeviceAddr, StreamId};
 
 impl<D: Driver> CachingAllocator<D> {
@@ -28,12 +28,16 @@ impl<D: Driver> CachingAllocator<D> {
         self.waits.for_device()?;
         let lane = self.lane()?;
         let mut done = SegmentBytes::default();
-        let backups = self.segments.awake().into_iter().map(|(addr, bytes)| {
-            let backup = keep.then(|| copy_out(&*self.driver, lane, addr, bytes)).transpose()?;
-            Ok((addr, AsleepSegment { bytes, backup }))
-        });
-        let segments: Vec<(DeviceAddr, AsleepSegment)> = backups.collect::<DriverResult<_>>()?;
-        self.waits.for_stream(lane)?;
+        let mut segments = Vec::new();
+        if let Err(error) = self.copy_all_out(keep, lane, &mut segments) {
+            // Nothing is asleep. What copies may still write to is kept for good.
+            if self.waits.for_stream(lane).is_ok() {
+                for backup in segments.iter().filter_map(|(_, segment): &(_, AsleepSegment)| segment.backup) {
+                    self.driver.host_free(backup)?;
+                }
+            }
+            return Err(error.into());
+        }
         for (addr, segment) in segments {
             self.segments.put_to_sleep(addr, segment)?;
             done.mapped_bytes += segment.bytes;
@@ -42,6 +46,22 @@ impl<D: Driver> CachingAllocator<D> {
         self.move_blocks(true);
         self.figures.reserved_bytes -= done.mapped_bytes;
         Ok(done)
+    }
+
+    /// Copies the segments that are awake, where they are kept, and waits for the copies. Has all in `segments` whose backup was
+    /// allocated, also where it fails.
+    fn copy_all_out(
+        &mut self,
+        keep: bool,
+        lane: StreamId,
+        segments: &mut Vec<(DeviceAddr, AsleepSegment)>,
+    ) -> DriverResult<()> {
+        for (addr, bytes) in self.segments.awake() {
+            let backup = keep.then(|| self.driver.host_alloc(bytes)).transpose()?;
+            segments.push((addr, AsleepSegment { bytes, backup }));
+            backup.map_or(Ok(()), |backup| self.driver.copy_out(lane, backup, 0, addr, bytes))?;
+        }
+        self.waits.for_stream(lane)
     }
 
     /// Wakes every segment that is asleep.
@@ -105,10 +125,4 @@ impl<D: Driver> CachingAllocator<D> {
         self.waits.note(lane)?;
         Ok(lane)
     }
-}
-
-fn copy_out<D: Driver>(driver: &D, lane: StreamId, addr: DeviceAddr, bytes: u64) -> DriverResult<HostMemory> {
-    let backup = driver.host_alloc(bytes)?;
-    driver.copy_out(lane, backup, 0, addr, bytes)?;
-    Ok(backup)
 }
