@@ -142,8 +142,10 @@ impl PlainAllocator {
         let clones = Arc::strong_count(&self.inner);
         let mut inner = Arc::try_unwrap(self.inner).map_err(|_| CloseError::InUse(clones.saturating_sub(1).max(1)))?;
         let live = std::mem::take(&mut inner.books.get_mut().live);
-        let mut leaks: Vec<LiveAllocation> =
-            live.into_iter().map(|(addr, (bytes, stream))| LiveAllocation { addr, bytes, stream }).collect();
+        let mut leaks: Vec<LiveAllocation> = live
+            .into_iter()
+            .map(|(addr, (bytes, stream))| LiveAllocation { addr, bytes, stream, asleep: false })
+            .collect();
         leaks.sort_by_key(|leak| leak.addr);
         for leak in &leaks {
             inner.device.mem_free(leak.addr)?;

@@ -258,6 +258,10 @@ fn what_is_asleep_is_counted() {
     let asleep = allocator.asleep();
     assert_eq!((asleep.asleep_bytes, asleep.live_bytes), (slept.asleep_bytes, 3 * PAGE + PAGE / 2));
     assert_eq!((asleep.backup_bytes, slept.copied_bytes), (slept.copied_bytes, 3 * PAGE + PAGE / 2));
+    let other = allocator.alloc(PAGE, MAIN).unwrap();
+    let named = allocator.live().into_iter().filter(|live| live.asleep).map(|live| live.addr).collect::<Vec<_>>();
+    assert_eq!(named, blocks);
+    allocator.free(other).unwrap();
     let error = allocator.alloc(40 * PAGE, MAIN).unwrap_err();
     let report = error.report().unwrap();
     assert_eq!((report.asleep_bytes, report.live_asleep_bytes), (slept.asleep_bytes, 3 * PAGE + PAGE / 2));

@@ -136,7 +136,7 @@ def _over(original: Any, tags: Any) -> Any:
                 yield
 
         def _may_be_on_gapless(self) -> bool:
-            """Replays use memory that was freed, which only the library's regions leave where it is."""
+            """Replays use memory that was freed, and free memory of a tag's pool moves: the library has the regions of captures."""
             return self._hook_mode == "torch" and not self._has_margin and not self._device_module.is_current_stream_capturing()
 
         @contextmanager

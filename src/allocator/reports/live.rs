@@ -12,4 +12,7 @@ pub struct LiveAllocation {
     pub bytes: u64,
     /// The stream it was allocated on.
     pub stream: StreamId,
+    /// Whether a part of it is asleep, or about to be.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub asleep: bool,
 }

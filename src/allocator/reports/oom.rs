@@ -329,7 +329,7 @@ mod tests {
             ("\n  driver     the answer", |report| report.driver_error = Some("the answer".to_owned())),
             ("\n  largest live allocations:\n         5 MiB at", |report| {
                 let (addr, stream) = (DeviceAddr(2 * MIB), StreamId::DEFAULT);
-                report.largest.push(LiveAllocation { addr, bytes: 5 * MIB, stream });
+                report.largest.push(LiveAllocation { addr, bytes: 5 * MIB, stream, asleep: false });
             }),
         ];
         let plain = report().to_string();

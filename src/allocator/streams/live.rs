@@ -67,11 +67,13 @@ impl<D: Driver> Streams<D> {
         (id, region): (RegionId, &Region),
         block: &Block,
     ) -> LiveAllocation {
-        let home = state.extras.get(&(id, block.offset)).map_or(stream.index, |extras| extras.sharers.home);
+        let at = (id, block.offset);
+        let home = state.extras.get(&at).map_or(stream.index, |extras| extras.sharers.home);
         LiveAllocation {
             addr: region.base.offset(block.offset),
             bytes: block.size - u64::from(block.waste),
             stream: self.get(home).id(),
+            asleep: state.is_asleep(at),
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use super::{Pool, PoolKind, Pools};
 use crate::driver::DeviceDriver;
-use gapless::allocator::{AllocError, Backup, FreeError, LeftAwake, Pin, Slept, Woken};
+use gapless::allocator::{AllocError, Backup, LeftAwake, Pin, Slept, Woken};
 use gapless::{Allocator, DeviceAddr};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -48,11 +48,8 @@ impl<D: DeviceDriver> Member<D> {
 
     /// The live allocations that are asleep, at least in part.
     pub fn asleep(&self) -> HashSet<DeviceAddr> {
-        if self.asleep_bytes() == 0 {
-            return HashSet::new();
-        }
-        let live = self.allocator().live().into_iter().map(|live| live.addr);
-        live.filter(|addr| matches!(self.allocator().pin(*addr), Err(FreeError::Asleep { .. }))).collect()
+        let live = self.allocator().live().into_iter();
+        live.filter(|live| live.asleep).map(|live| live.addr).collect()
     }
 }
 
