@@ -178,7 +178,9 @@ fn expandable_segments_cannot_sleep() {
 fn a_sleep_of_segments_that_fails_keeps_no_memory_of_the_host() {
     let driver = Arc::new(FaultDriver::new(ModelDriver::new(ModelConfig::default())));
     let mut caching = CachingAllocator::new(Arc::clone(&driver), CachingSettings::default());
-    [(); 2].map(|()| caching.alloc(40 * MIB, StreamId::DEFAULT).unwrap());
+    for _ in 0..2 {
+        caching.alloc(40 * MIB, StreamId::DEFAULT).unwrap();
+    }
     for call in [DriverCall::HostAlloc, DriverCall::CopyOut] {
         driver.arm(Fault::nth(1, DriverErrorKind::Other).only([call]));
         assert!(caching.sleep(true).is_err());
