@@ -1,6 +1,7 @@
 //! Any text as a `GAPLESS_CONF`, and what the parser must hold to. Shared with the fuzz target `conf`.
 
 use gapless::ChunkPolicy;
+use gapless::driver::cuda::Sharing;
 use gapless_capi::{
     Budget, Conf, ConfError, GAPLESS_ERROR_INVALID_ARGUMENT, GAPLESS_OK, Peers, gapless_check_conf, gapless_last_error,
 };
@@ -83,30 +84,44 @@ fn check_error(text: &str, error: &ConfError) {
     }
 }
 
-/// A configuration in its own syntax.
+/// A configuration in its own syntax. It names every field, so that a new one is not forgotten here.
 fn write(conf: &Conf) -> String {
+    let Conf {
+        budget,
+        slack,
+        chunk,
+        region_bytes,
+        peers,
+        log,
+        record,
+        report_on_failure,
+        private,
+        sharing,
+        warnings: _,
+    } = conf;
     let mut parts = Vec::new();
-    match conf.budget {
+    match *budget {
         // Not in exponents, and with a point: that is what makes it a part of the device.
         Some(Budget::Fraction(part)) if part < 1.0 => parts.push(format!("budget:{part}")),
         Some(Budget::Fraction(part)) => parts.push(format!("budget:{part:.1}")),
         Some(Budget::Bytes(bytes)) => parts.push(format!("budget:{bytes}")),
         None => {}
     }
-    parts.extend(conf.slack.map(|slack| format!("slack:{slack}")));
-    parts.extend(conf.chunk.map(|chunk| match chunk {
+    parts.extend(slack.map(|slack| format!("slack:{slack}")));
+    parts.extend(chunk.map(|chunk| match chunk {
         ChunkPolicy::Fixed(bytes) => format!("chunk:{bytes}"),
         _ => "chunk:auto".into(),
     }));
-    parts.extend(conf.region_bytes.map(|bytes| format!("region:{bytes}")));
-    parts.extend(conf.private.then(|| "ipc:private".into()));
-    match &conf.peers {
+    parts.extend(region_bytes.map(|bytes| format!("region:{bytes}")));
+    parts.extend(private.then(|| "ipc:private".into()));
+    parts.extend((*sharing == Sharing::Never).then(|| "sharing:never".into()));
+    match peers {
         Peers::Auto => {}
         Peers::None => parts.push("peers:none".into()),
         Peers::Listed(listed) => parts.push(format!("peers:{listed:?}")),
     }
-    parts.extend(conf.log.then(|| "log:on".into()));
-    parts.extend(conf.report_on_failure.then(|| "report_on_failure:on".into()));
-    parts.extend(conf.record.as_ref().map(|path| format!("record:{}", path.display())));
+    parts.extend(log.then(|| "log:on".into()));
+    parts.extend(report_on_failure.then(|| "report_on_failure:on".into()));
+    parts.extend(record.as_ref().map(|path| format!("record:{}", path.display())));
     parts.join(",")
 }
