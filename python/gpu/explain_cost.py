@@ -43,8 +43,6 @@ def seconds(training, number):
 def ratios(training, arguments):
     """For each way, the quartiles of the ratios of pairs (steps with it and those beside them without), and that of the least."""
     found, least, stock = {way: [] for way in WAYS}, {}, []
-    # What a program may spend at its start would be spent in each window.
-    _history._AT_START = 0.0
     for number in range(arguments.pairs):
         for way, stacks in WAYS.items():
             times = {}
@@ -90,7 +88,7 @@ def report(training, events):
 def main():
     parser = measure.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=3000, help="of a run, each with a history of its own")
     parser.add_argument("--events", type=int, default=1_000_000, help="of the report")
     arguments = parser.parse_args()
     training = Training(measure.prepare())

@@ -18,9 +18,9 @@ from typing import Any, Callable, Optional
 _NOTHING, _EVENTS, _STACKS = 0, 1, 2
 _COSTS = (0.0, 0.5e-6, 1.6e-6)
 # The share of the time that may be spent, with stacks and without.
-_SHARES = {_STACKS: 0.025, _EVENTS: 0.005}
-# Seconds of the budget: at the start of a program, at most, and those from which on everything is recorded again.
-_AT_START, _MOST, _AGAIN = 0.05, 0.05, 0.02
+_SHARES = {_STACKS: 0.02, _EVENTS: 0.005}
+# The budget, as seconds whose share it is: at the start of a program, at most, and from which on everything is recorded again.
+_AT_START, _MOST, _AGAIN = 1.0, 2.0, 0.8
 # Seconds between two looks at the number of allocations.
 _INTERVAL = 0.05
 _RECORDERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
@@ -89,13 +89,16 @@ class History:
             self._choosing = None
 
     def _keep_within_budget(self) -> None:
-        share, budget = _SHARES[self._most], _AT_START
-        allocations, now = _Allocations(self._torch), _now()
+        share = _SHARES[self._most]
+        budget = _AT_START * share
+        allocations, now, own = _Allocations(self._torch), _now(), time.thread_time()
         while not self._ended.wait(_INTERVAL):
             before, now = now, _now()
             # On a busy machine, the program gets less than the time that passes.
             passed, made = min(after - at for after, at in zip(now, before)), allocations.since_last()
-            budget = min(budget + passed * share - made * _COSTS[self._level], _MOST)
+            # Most of this thread's time goes to giving back a history that ends.
+            earlier, own = own, time.thread_time()
+            budget = min(budget + passed * share - made * _COSTS[self._level] - (own - earlier), _MOST * share)
             with self._lock:
                 if self._ended.is_set():
                     return
@@ -103,7 +106,7 @@ class History:
                     fitting = [level for level in range(self._level) if made * _COSTS[level] <= passed * share * 0.75]
                     self._choose(max(fitting, default=_NOTHING))
                     self.is_whole = False
-                elif budget >= _AGAIN:
+                elif budget >= _AGAIN * share:
                     self._choose(self._most)
 
 
