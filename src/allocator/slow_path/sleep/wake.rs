@@ -133,7 +133,7 @@ impl<D: Driver> SlowPath<'_, D> {
                             continue;
                         }
                         let request = Request::new(total.bytes(self.page_bytes()), total.bytes(self.page_bytes()), 1);
-                        return Err(self.out_of_memory(&request, lane, refused.as_ref()));
+                        return Err(self.shortage(&request, lane, refused.as_ref()));
                     }
                 };
                 let size = self.mapper.chunks().get(chunk).pages;
