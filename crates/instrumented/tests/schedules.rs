@@ -19,7 +19,7 @@ fn allocator_survives(check: impl Fn(Box<dyn Fn() + Send + Sync>, usize)) {
                 ..World::default()
             };
             let faults = if seed % 3 == 2 { Faults::Some } else { Faults::None };
-            let stress = Stress { threads, ops, seed, faults, graphs: false, end: End::Close };
+            let stress = Stress { threads, ops, seed, faults, graphs: false, sleeps: seed % 2 == 1, end: End::Close };
             let schedules = usize::try_from(budget_of_cases(schedules)).expect("a count");
             check(
                 Box::new(move || {
