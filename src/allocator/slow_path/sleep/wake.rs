@@ -206,11 +206,12 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Ends all batches, which have their memory and their bytes again.
     pub fn get_up(&mut self) {
         for batch in std::mem::take(self.mapper.asleep_mut().batches_mut()) {
+            batch.blocks.iter().for_each(|sleeper| self.wake_up(sleeper));
+            // Until then, what is freed is claimed.
             for run in &batch.runs {
                 self.unclaim_mapped(run);
             }
             self.unclaim_stale_places(&batch.chunks);
-            batch.blocks.iter().for_each(|sleeper| self.wake_up(sleeper));
             self.give_back_host_memory(batch.backup);
         }
     }
