@@ -105,7 +105,8 @@ impl<D: Driver> Inner<D> {
         let stream = streams.get(owner.stream);
         let users_of = |extras: &Extras| extras.sharers.users_beside(owner.stream);
         let users = stream.lock().extras.get(&(owner.region, offset)).map(users_of);
-        let Some(users) = users else { return Err(self.refuse(addr)) };
+        // Nobody else's any more, since it has woken, or freed by another thread.
+        let Some(users) = users else { return self.free(addr) };
         // Whatever these streams have queued by now lies before the end of their open epochs.
         let fences: Vec<Fence> =
             users.iter().map(|user| Fence { stream: *user, epoch: streams.get(*user).clock.lock().open() }).collect();

@@ -317,6 +317,7 @@ fn a_wake_that_is_short_changes_nothing() {
     assert_eq!(refused.report().map(|report| report.requested_bytes), Some(slept.asleep_bytes), "{refused}");
     allocator.check();
     assert_eq!((driver.usage(), allocator.reserved_bytes()), (before, 0));
+    assert_eq!(allocator.stats().failed_allocs, 0, "nobody asked for an allocation");
     let others = {
         let driver = Arc::clone(&driver);
         std::thread::spawn(move || {

@@ -139,6 +139,7 @@ pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
             seed: seed.wrapping_add(round),
             faults,
             graphs: round % 2 == 1,
+            sleeps: round % 3 == 2,
             end: if round % 4 == 0 { End::Reset } else { End::Close },
         };
         let length = left.min(Duration::from_secs(ROUND));

@@ -2,8 +2,13 @@
 //! `cargo xtask model-check shuttle`.
 #![cfg(shuttle)]
 
+use gapless::allocator::Backup;
 use gapless::driver::WorkDriver;
-use gapless_testkit::{End, Faults, Model, Op::*, Progress, Runner, Stress, World, budget_of_cases, run_stress};
+use gapless::units::DeviceAddr;
+use gapless_testkit::{
+    End, Faults, Model, Op::*, Progress, Runner, Stress, Subject, World, budget_of_cases, run_stress,
+};
+use std::time::Duration;
 
 /// Number of threads, operations per thread, and schedules per seed.
 const SHAPES: [(u64, u64, u32); 3] = [(2, 12, 60), (3, 10, 60), (4, 40, 10)];
@@ -19,7 +24,7 @@ fn allocator_survives(check: impl Fn(Box<dyn Fn() + Send + Sync>, usize)) {
                 ..World::default()
             };
             let faults = if seed % 3 == 2 { Faults::Some } else { Faults::None };
-            let stress = Stress { threads, ops, seed, faults, graphs: false, end: End::Close };
+            let stress = Stress { threads, ops, seed, faults, graphs: false, sleeps: seed % 2 == 1, end: End::Close };
             let schedules = usize::try_from(budget_of_cases(schedules)).expect("a count");
             check(
                 Box::new(move || {
@@ -188,4 +193,97 @@ fn a_growth_beside_pairs_on_the_stream_of_its_chunks() {
         },
         5_000,
     );
+}
+
+/// A block of the tests below: its address and its bytes.
+type Filled = (DeviceAddr, u64);
+
+/// What a thread does with the first of some blocks. It may allocate another one.
+type Meanwhile = fn(&Runner<Model>, &[Filled; 4]) -> Option<Filled>;
+
+/// While one thread puts everything to sleep, and wakes it, another goes on, and frees the first block: the other blocks have their
+/// bytes, and nothing is asleep or lost in the end.
+fn goes_on_beside(sleeps_and_wakes: fn(&Subject<Model>), meanwhile: Meanwhile) {
+    let world = World { pages: 10, chunk_pages: 1, ..World::default() };
+    let runner = Runner::<Model>::new(&world);
+    let (allocator, witness) = (runner.allocator(), runner.driver().inner());
+    let home = runner.stream(1);
+    // The first two share a page; the others cover pages of their own.
+    let blocks = [1000, 1000, 2 * world.page_bytes, world.page_bytes].map(|bytes| {
+        let addr = allocator.alloc(bytes, home).unwrap();
+        witness.fill(home, addr, bytes, bytes).unwrap();
+        (addr, bytes)
+    });
+    let allocated = shuttle::thread::scope(|scope| {
+        scope.spawn(|| sleeps_and_wakes(allocator));
+        scope.spawn(|| meanwhile(&runner, &blocks)).join().unwrap()
+    });
+    allocator.check();
+    allocator.wake(Duration::ZERO).unwrap();
+    allocator.check();
+    // What was freed may have been allocated again.
+    let is_left = |(addr, _): &Filled| {
+        allocator.live_around(*addr).is_some_and(|live| live.addr == *addr)
+            && allocated.is_none_or(|other| other.0 != *addr)
+    };
+    let left: Vec<Filled> = blocks.into_iter().filter(is_left).collect();
+    for (addr, bytes) in &left {
+        witness.verify(home, *addr, *bytes, *bytes).unwrap();
+    }
+    for (addr, bytes) in &allocated {
+        witness.fill(home, *addr, *bytes, 7).unwrap();
+    }
+    for (addr, _) in left.into_iter().chain(allocated) {
+        allocator.free(addr).unwrap();
+    }
+    allocator.check();
+    assert_eq!((witness.take_mismatches().len(), witness.take_observations()), (0, vec![]));
+    let stats = allocator.stats();
+    assert_eq!((stats.asleep_bytes, stats.live_bytes), (0, 0));
+    // Nothing stayed claimed, and nothing that waits for a stream is lost: all there is can be had.
+    witness.synchronize(runner.stream(2)).unwrap();
+    let all = allocator.alloc(world.bytes(), home).unwrap();
+    allocator.free(all).unwrap();
+}
+
+fn schedules_beside(sleeps_and_wakes: fn(&Subject<Model>)) {
+    let small: Meanwhile = |runner, [first, second, ..]| {
+        let allocator = runner.allocator();
+        allocator.free(first.0).unwrap();
+        allocator.record_stream(second.0, runner.stream(2)).unwrap();
+        Some((allocator.alloc(1000, runner.stream(1)).unwrap(), 1000))
+    };
+    let large: Meanwhile = |runner, [.., third, _]| {
+        let allocator = runner.allocator();
+        allocator.record_stream(third.0, runner.stream(2)).unwrap();
+        allocator.free(third.0).unwrap();
+        Some((allocator.alloc(third.1, runner.stream(1)).unwrap(), third.1))
+    };
+    let pinned: Meanwhile = |runner, [first, .., last]| {
+        for (addr, _) in [first, last] {
+            // Refused where it is asleep.
+            drop(runner.allocator().pin(*addr));
+            runner.allocator().free(*addr).unwrap();
+        }
+        None
+    };
+    for meanwhile in [small, large, pinned] {
+        let schedules = usize::try_from(budget_of_cases(3_000)).expect("a count");
+        shuttle::check_random(move || goes_on_beside(sleeps_and_wakes, meanwhile), schedules);
+        shuttle::check_pct(move || goes_on_beside(sleeps_and_wakes, meanwhile), schedules, 3);
+    }
+}
+
+#[test]
+fn frees_amid_a_sleep() {
+    schedules_beside(|allocator| assert!(allocator.sleep(Backup::Pinned).is_ok()));
+}
+
+/// A free found a block that was marked as shared, and had woken when it looked again: it was refused.
+#[test]
+fn frees_amid_a_sleep_and_a_wake() {
+    schedules_beside(|allocator| {
+        allocator.sleep(Backup::Pinned).unwrap();
+        allocator.wake(Duration::ZERO).unwrap();
+    });
 }

@@ -3,6 +3,11 @@
 use gapless_testkit::{Device, End, Faults, Host, Model, Progress, Stress, World, budget_of_cases, run_stress};
 
 fn stress<D: Device>(ops: u64, faults: Faults) {
+    stress_with::<D>(ops, faults, false);
+}
+
+fn stress_with<D: Device>(ops: u64, faults: Faults, sleeps: bool) {
+    let (mut slept, mut woken) = (0, 0);
     for round in 0..u64::from(budget_of_cases(4)) {
         let world = World {
             pages: 8 + 8 * (round % 4),
@@ -16,12 +21,24 @@ fn stress<D: Device>(ops: u64, faults: Faults) {
         let progress = Progress::default();
         let stats = run_stress::<D>(
             &world,
-            Stress { threads: 2 + round % 3, ops, seed: round, faults, graphs: round % 2 == 1, end: End::Close },
+            Stress {
+                threads: 2 + round % 3,
+                ops,
+                seed: round,
+                faults,
+                graphs: round % 2 == 1,
+                sleeps,
+                end: End::Close,
+            },
             &progress,
         );
         assert_eq!(stats.allocs, progress.allocs.into_inner(), "{stats:?}");
         assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
+        slept += progress.slept.into_inner();
+        woken += progress.woken.into_inner();
     }
+    println!("{slept} sleeps and {woken} wakes");
+    assert_eq!(slept.min(woken) > 0, sleeps, "{slept} sleeps and {woken} wakes");
 }
 
 #[test]
@@ -37,4 +54,20 @@ fn threads_on_model_with_faults() {
 #[test]
 fn threads_on_host() {
     stress::<Host>(800, Faults::Some);
+}
+
+/// One thread puts everything to sleep and wakes it, while the others allocate, free and record.
+#[test]
+fn threads_beside_one_that_sleeps_on_model() {
+    stress_with::<Model>(4000, Faults::None, true);
+}
+
+#[test]
+fn threads_beside_one_that_sleeps_on_model_with_faults() {
+    stress_with::<Model>(4000, Faults::Some, true);
+}
+
+#[test]
+fn threads_beside_one_that_sleeps_on_host() {
+    stress_with::<Host>(1600, Faults::Some, true);
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 /// recording is being written to. That stays as it is.
 pub fn open(path: &Path) -> io::Result<File> {
     // Without NONBLOCK, a FIFO would wait for somebody who reads.
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK);
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits().cast_signed());
     let file = options.open(path).map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {

@@ -121,7 +121,7 @@ fn threads_at_once() {
             ..World::default()
         };
         let end = if round == 0 { End::Reset } else { End::Close };
-        let stress = Stress { threads: 3, ops: 250, seed: round, faults, graphs: round == 0, end };
+        let stress = Stress { threads: 3, ops: 250, seed: round, faults, graphs: round == 0, sleeps: round == 1, end };
         let stats = run_stress::<Cuda>(&world, stress, &Progress::default());
         assert!(stats.allocs > 0 && stats.harvested_chunks > 0, "{stats:?}");
     }

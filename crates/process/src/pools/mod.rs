@@ -201,11 +201,7 @@ impl<D: DeviceDriver> Pools<D> {
                 self.share_budget(books);
                 return Ok(());
             }
-            let is_used = !place.is_unused() || self.open.contains(place);
             drop(list);
-            if is_used {
-                break;
-            }
             std::thread::yield_now();
         }
         Err(Error::PoolInUse(id))

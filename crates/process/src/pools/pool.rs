@@ -70,7 +70,7 @@ impl<D: DeviceDriver> Pool<D> {
 
     /// Whether it never had memory.
     pub(super) fn is_unused(&self) -> bool {
-        self.allocator.stats().created_bytes == 0 && self.allocator.live().is_empty()
+        self.allocator.stats().created_bytes == 0
     }
 
     pub(super) fn is_condemned(&self) -> bool {

@@ -4,6 +4,7 @@ mod beside;
 mod refused;
 #[path = "../../../../tests/simulated/mod.rs"]
 mod simulated;
+mod waits;
 mod world;
 
 use gapless::StreamId;

@@ -1,10 +1,11 @@
 //! When nothing sleeps or wakes.
 
 use super::world::World;
-use super::{CACHE, LIMIT, NOW, WEIGHTS};
+use super::{CACHE, LIMIT, MORE_WEIGHTS, NOW, WEIGHTS};
 use gapless::StreamId;
 use gapless::allocator::{AllocError, Backup, InListener, MapListener, MappedRange, Refusal};
 use gapless::driver::{DriverCall, DriverErrorKind, WorkDriver};
+use gapless::units::MIB;
 use gapless_process::{Error, PoolKind};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -72,6 +73,39 @@ fn not_in_a_callback() {
     world.device().allocator().listeners().add(Arc::clone(&listener) as Arc<dyn MapListener>).unwrap();
     world.filled(None, 4, 1);
     assert!(*listener.refused.lock().unwrap() >= 2);
+}
+
+/// Does not see memory unmapped.
+struct Holds;
+
+impl MapListener for Holds {
+    fn on_map(&self, _: MappedRange) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
+        Err(Refusal("the test holds it".to_owned()))
+    }
+}
+
+/// What a listener holds stays awake, in every pool, and is counted.
+#[test]
+fn not_what_a_listener_holds() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
+    let blocks = [world.filled(Some(WEIGHTS), 4, 1), world.filled(Some(MORE_WEIGHTS), 6, 2)];
+    let holds: Arc<dyn MapListener> = Arc::new(Holds);
+    let mut added = Vec::new();
+    device.each_allocator(None, |_, allocator| added.push(allocator.listeners().add(Arc::clone(&holds)).unwrap()));
+    let slept = device.sleep(Some("weights"), Backup::Pinned).unwrap();
+    assert_eq!((slept.left_awake.refused_bytes, slept.asleep_bytes), (10 * MIB, 0), "{slept:?}");
+    world.expect(&blocks);
+    let mut added = added.into_iter();
+    device.each_allocator(None, |_, allocator| {
+        assert!(allocator.listeners().remove(added.next().unwrap()).unwrap());
+    });
 }
 
 /// On a lost device nothing sleeps, and nothing that was tried before is undone by force.

@@ -31,7 +31,8 @@ impl<D: Device> Shared<'_, D> {
         match random.below(4) {
             0 if kept.pinned.len() < MOST => {
                 let Some(block) = blocks.pop() else { return };
-                let pin = self.allocator.pin(block.addr).expect("a live block can be pinned");
+                let pin = || self.allocator.pin(block.addr).expect("a live block can be pinned");
+                let Some(pin) = self.with_memory(&block, pin) else { return blocks.push(block) };
                 self.free_pinned(&block);
                 kept.pinned.push((pin, block));
             }

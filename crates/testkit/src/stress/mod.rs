@@ -6,12 +6,14 @@
 mod graphs;
 mod kept;
 mod shared;
+mod sleep;
 
 pub use self::shared::{End, Faults, Progress, Stress};
 
 use self::graphs::Graphs;
 use self::kept::Kept;
 use self::shared::{Block, Random, Shared};
+use self::sleep::Gate;
 use crate::device::{Device, World};
 use crate::op::CurrentContext;
 use crate::oracle::{Subject, keep};
@@ -71,6 +73,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         passed_on: Mutex::default(),
         pool,
         owners: Mutex::default(),
+        gate: Gate::default(),
         captured: Mutex::default(),
         peers: Mutex::default(),
         refusals: AtomicU64::new(0),
@@ -155,6 +158,7 @@ impl<D: Device> Shared<'_, D> {
             }
             self.progress.ops.fetch_add(1, Ordering::Relaxed);
             match random.below(8) {
+                _ if self.stress.sleeps && number == 0 && random.below(4) == 0 => self.step_sleep(),
                 0 if random.below(4) == 0 => self.step_kept(&mut random, &mut kept, &mut blocks),
                 0 => self.step_range(&mut random, &mut ranges),
                 1 if random.below(8) == 0 => {
@@ -191,15 +195,17 @@ impl<D: Device> Shared<'_, D> {
     /// Checks what can be checked while other threads use the allocator.
     fn look(&self) {
         self.allocator.check();
+        let live = self.allocator.live_bytes();
         assert!(
-            self.allocator.live_bytes() <= self.world.bytes(),
+            self.stress.sleeps || live <= self.world.bytes(),
             "invariant 5: more bytes are live than the device has"
         );
         let stats = self.allocator.stats();
         assert_eq!(stats.allocs - stats.frees, stats.live_allocations, "invariant 5, at one moment");
         assert!(stats.live_bytes <= stats.live_block_bytes, "invariant 5, at one moment");
         assert!(stats.live_bytes <= stats.peak_live_bytes, "the peak is below the current value");
-        assert!(stats.live_block_bytes <= stats.reserved_bytes, "invariant 5, at one moment");
+        let with_memory = stats.live_block_bytes.saturating_sub(stats.asleep_bytes);
+        assert!(with_memory <= stats.reserved_bytes, "invariant 5, at one moment");
         let driver = self.witness();
         assert!(driver.take_mismatches().is_empty(), "the content of live memory changed");
         assert_eq!(driver.take_observations(), [""; 0], "invariants 3 and 4");

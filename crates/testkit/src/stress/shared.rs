@@ -1,5 +1,6 @@
 //! The state that the threads of a stress test share, and the operations of each of them on a block.
 
+use super::sleep::Gate;
 use crate::device::{Device, World};
 use crate::oracle::Subject;
 use crate::witness::Witness;
@@ -23,6 +24,8 @@ pub struct Stress {
     pub faults: Faults,
     /// Whether the threads capture graphs into a pool, and replay them.
     pub graphs: bool,
+    /// Whether one thread puts everything to sleep, and wakes it.
+    pub sleeps: bool,
     /// How the allocator ends.
     pub end: End,
 }
@@ -58,6 +61,10 @@ pub struct Progress {
     pub failed: AtomicU64,
     /// Number of injected failures that occurred.
     pub faults: AtomicU64,
+    /// Number of sleeps that put something to sleep.
+    pub slept: AtomicU64,
+    /// Number of wakes that mapped something again.
+    pub woken: AtomicU64,
     /// Set by the caller to end the threads early.
     pub stop: AtomicBool,
 }
@@ -77,6 +84,7 @@ pub(crate) struct Shared<'a, D: Device> {
     /// For graphs.
     pub(crate) pool: Option<Subject<D>>,
     pub(crate) owners: Owners,
+    pub(crate) gate: Gate,
     /// The streams that the threads capture.
     pub(crate) captured: Mutex<Vec<StreamId>>,
     /// Held by the thread that changes the peers.
@@ -94,8 +102,10 @@ pub(crate) struct Block {
     pub(crate) last_user: StreamId,
     /// The streams that its allocator does not know of, as those of another device.
     pub(crate) foreign: Vec<StreamId>,
-    /// The seed of its content.
-    pub(crate) seed: u64,
+    /// The seed of its content, once it has been written.
+    pub(crate) seed: Option<u64>,
+    /// The time of the gate before it was allocated.
+    pub(crate) born: u64,
 }
 
 /// The random number generator SplitMix64.
@@ -139,6 +149,7 @@ impl<D: Device> Shared<'_, D> {
     }
 
     pub(crate) fn alloc(&self, bytes: u64, stream: StreamId, seed: u64, blocks: &mut Vec<Block>) {
+        let born = self.gate.time();
         match self.allocator.alloc(bytes, stream) {
             Ok(addr) => {
                 {
@@ -149,8 +160,13 @@ impl<D: Device> Shared<'_, D> {
                     owned.insert(addr.0, end);
                 }
                 self.progress.allocs.fetch_add(1, Ordering::Relaxed);
-                self.witness().fill(stream, addr, bytes, seed).expect("invariant 2: new memory can be written");
-                blocks.push(Block { addr, bytes, last_user: stream, foreign: Vec::new(), seed });
+                let mut block = Block { addr, bytes, last_user: stream, foreign: Vec::new(), seed: None, born };
+                let fill = || self.witness().fill(stream, addr, bytes, seed);
+                if let Some(filled) = self.with_memory(&block, fill) {
+                    filled.expect("invariant 2: new memory can be written");
+                    block.seed = Some(seed);
+                }
+                blocks.push(block);
             }
             Err(error) => {
                 self.progress.failed.fetch_add(1, Ordering::Relaxed);
@@ -166,9 +182,19 @@ impl<D: Device> Shared<'_, D> {
         }
     }
 
-    /// Uses a block on a stream, which is recorded, or watched until the block is freed.
+    /// Uses a block on a stream, which is recorded, or watched until the block is freed. Where it may be asleep, the stream is
+    /// recorded for nothing.
     pub(crate) fn use_on(&self, block: &mut Block, stream: StreamId, seed: u64) {
-        let foreign = seed.is_multiple_of(4) && stream != PER_THREAD_STREAM;
+        let born = block.born;
+        let used = self.gate.pass(born, || self.use_awake(block, stream, seed));
+        if used.is_none() && self.allocator.record_stream(block.addr, stream).is_err() {
+            assert_eq!(self.stress.faults, Faults::Some, "a live block can be recorded");
+        }
+    }
+
+    fn use_awake(&self, block: &mut Block, stream: StreamId, seed: u64) {
+        // Who sleeps would have to wait for these streams.
+        let foreign = seed.is_multiple_of(4) && stream != PER_THREAD_STREAM && !self.stress.sleeps;
         if foreign {
             block.foreign.push(stream);
         } else if self.allocator.record_stream(block.addr, stream).is_err() {
@@ -179,7 +205,7 @@ impl<D: Device> Shared<'_, D> {
         self.verify(block, stream);
         let fill = if foreign { Witness::fill_as_foreign } else { WorkDriver::fill };
         fill(self.witness(), stream, block.addr, block.bytes, seed).expect("invariant 2: a live block");
-        (block.seed, block.last_user) = (seed, stream);
+        (block.seed, block.last_user) = (Some(seed), stream);
     }
 
     /// Lets any thread take over a block. Other threads cannot name this thread's own stream, so the default one uses it last.
@@ -192,8 +218,9 @@ impl<D: Device> Shared<'_, D> {
     }
 
     pub(crate) fn verify(&self, block: &Block, stream: StreamId) {
+        let Some(seed) = block.seed else { return };
         self.progress.verified_bytes.fetch_add(block.bytes, Ordering::Relaxed);
-        let result = self.witness().verify(stream, block.addr, block.bytes, block.seed);
+        let result = self.witness().verify(stream, block.addr, block.bytes, seed);
         result.expect("invariant 2: a live block can be read");
     }
 
@@ -210,7 +237,7 @@ impl<D: Device> Shared<'_, D> {
     }
 
     pub(crate) fn end_uses(&self, block: &Block) {
-        self.verify(block, block.last_user);
+        self.with_memory(block, || self.verify(block, block.last_user));
         block.foreign.iter().for_each(|stream| self.wait_for_foreign_use(*stream));
     }
 

@@ -79,10 +79,16 @@ impl Door {
 }
 
 impl<D: Driver> SlowPath<'_, D> {
-    /// The error for a request of `stream` that could not be served. The largest allocations are still to be listed.
+    /// The error for a request of `stream` that could not be served, which counts. The largest allocations are still to be listed.
     #[cold]
     pub fn out_of_memory(&self, request: &Request, stream: StreamIndex, refusal: Option<&DriverError>) -> AllocError {
         self.shared.counters.failed_allocs.fetch_add(1, Ordering::Relaxed);
+        self.shortage(request, stream, refusal)
+    }
+
+    /// The same error, of what is no request of a caller.
+    #[cold]
+    pub fn shortage(&self, request: &Request, stream: StreamIndex, refusal: Option<&DriverError>) -> AllocError {
         let free = free_pages(&self.mapper, &mut self.states());
         let in_bytes = |pages: PageCount| pages.bytes(self.page_bytes());
         let holdings = Holdings { free_chunk_bytes: in_bytes(free.in_free_chunks), ..Holdings::new(&self.mapper) };

@@ -199,15 +199,20 @@ impl<D: Driver> SlowPath<'_, D> {
         let lost: Vec<Run> = batch.runs.iter().flat_map(|run| self.unmapped_in(run)).collect();
         let page_bytes = self.page_bytes();
         let sleepers = std::mem::take(&mut batch.blocks);
-        let parts =
-            |sleeper: &Sleeper| lost.iter().filter_map(|run| sleeper.within(run, page_bytes)).collect::<Vec<_>>();
-        let still: Vec<Sleeper> = if lost.is_empty() { Vec::new() } else { sleepers.iter().flat_map(parts).collect() };
+        let mut still: Vec<Sleeper> = Vec::new();
+        for sleeper in &sleepers {
+            let first = still.len();
+            still.extend(lost.iter().filter_map(|run| sleeper.within(run, page_bytes)));
+            // At once: what is freed has no memory in part.
+            self.with_state(sleeper, |state| {
+                state.wake_up(sleeper.owner, sleeper.block, &sleeper.range());
+                let parts = still[first..].iter();
+                parts.for_each(|part| state.put_to_sleep(part.owner, part.block, part.range()));
+            });
+        }
+        // Until then, what is freed is claimed.
         for run in &batch.runs {
             self.unclaim_mapped(run);
-        }
-        sleepers.iter().for_each(|sleeper| self.wake_up(sleeper));
-        for part in &still {
-            self.with_state(part, |state| state.put_to_sleep(part.owner, part.block, part.range()));
         }
         if lost.is_empty() {
             self.give_back_host_memory(batch.backup);
@@ -261,12 +266,13 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn shed_empty_pages(&mut self) {
         let mut batches = std::mem::take(self.mapper.asleep_mut().batches_mut());
         for batch in batches.iter_mut().filter(|batch| batch.phase == Phase::Asleep) {
-            batch.blocks.retain(|sleeper| {
-                self.with_state(sleeper, |state| state.is_asleep((sleeper.owner.region, sleeper.block)))
-            });
             if batch.chunks.is_empty() {
                 batch.runs = batch.runs.iter().flat_map(|run| self.shed(run)).collect();
             }
+            // Behind the pages, so that all that is left has its pages: others free meanwhile.
+            batch.blocks.retain(|sleeper| {
+                self.with_state(sleeper, |state| state.is_asleep((sleeper.owner.region, sleeper.block)))
+            });
         }
         let (empty, rest): (Vec<_>, Vec<_>) = batches.into_iter().partition(|batch| batch.runs.is_empty());
         *self.mapper.asleep_mut().batches_mut() = rest;

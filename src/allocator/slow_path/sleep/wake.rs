@@ -133,7 +133,7 @@ impl<D: Driver> SlowPath<'_, D> {
                             continue;
                         }
                         let request = Request::new(total.bytes(self.page_bytes()), total.bytes(self.page_bytes()), 1);
-                        return Err(self.out_of_memory(&request, lane, refused.as_ref()));
+                        return Err(self.shortage(&request, lane, refused.as_ref()));
                     }
                 };
                 let size = self.mapper.chunks().get(chunk).pages;
@@ -206,11 +206,12 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Ends all batches, which have their memory and their bytes again.
     pub fn get_up(&mut self) {
         for batch in std::mem::take(self.mapper.asleep_mut().batches_mut()) {
+            batch.blocks.iter().for_each(|sleeper| self.wake_up(sleeper));
+            // Until then, what is freed is claimed.
             for run in &batch.runs {
                 self.unclaim_mapped(run);
             }
             self.unclaim_stale_places(&batch.chunks);
-            batch.blocks.iter().for_each(|sleeper| self.wake_up(sleeper));
             self.give_back_host_memory(batch.backup);
         }
     }

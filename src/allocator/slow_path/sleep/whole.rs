@@ -117,7 +117,7 @@ impl<D: Driver> SlowPath<'_, D> {
                     Ok(id) => break id,
                     Err(refused) if !self.finds_more(left, &found, &mut looked)? => {
                         let bytes = total.bytes(self.page_bytes());
-                        return Err(self.out_of_memory(&Request::new(bytes, bytes, 1), lane, refused.as_ref()));
+                        return Err(self.shortage(&Request::new(bytes, bytes, 1), lane, refused.as_ref()));
                     }
                     Err(_) => {}
                 }
