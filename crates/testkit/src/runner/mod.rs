@@ -434,12 +434,17 @@ impl<D: Device> Runner<D> {
     /// Checks that a request of `bytes` bytes may fail with `error`, where `held` bytes were held before the call.
     /// Returns `true` if the reason was an injected failure, so that the same call must be repeated without it.
     pub(crate) fn excuse(&mut self, error: &AllocError, bytes: u64, held: u64, promised: bool) -> bool {
+        self.note_refusal(error);
+        self.excuse_uncounted(error, bytes, held, promised)
+    }
+
+    /// As [`excuse`](Self::excuse), of what is no request.
+    pub(crate) fn excuse_uncounted(&mut self, error: &AllocError, bytes: u64, held: u64, promised: bool) -> bool {
         let struck = self.struck();
         // A report after an injected failure has another failure as its cause, possibly that of releasing memory.
         let second_failure = struck && error.report().is_some();
         let kept = self.allocator().reserved_bytes() > held && !second_failure;
         assert!(!kept, "invariant 6: a failed call kept memory: {error}");
-        self.note_refusal(error);
         match error {
             AllocError::OutOfMemory(report) => {
                 self.summary.out_of_memory += 1;

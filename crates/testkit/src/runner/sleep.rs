@@ -94,7 +94,7 @@ impl<D: Device> Runner<D> {
                 let may_fail =
                     self.may_be_capturing() || self.struck() || self.instance().lost || self.is_short_of(bytes);
                 assert!(may_fail, "the promise of a wake of a pool: {error}");
-                if self.excuse(&error, bytes, held, true) {
+                if self.excuse_uncounted(&error, bytes, held, true) {
                     self.wake();
                 }
             }

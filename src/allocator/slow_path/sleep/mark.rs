@@ -105,7 +105,7 @@ impl<D: Driver> SlowPath<'_, D> {
         self.mapper.asleep_mut().batches_mut().push(batch);
         // Behind what was queued before a block was marked, by whoever had it pinned until then for example.
         if let Err(error) = self.order_behind_users(lane) {
-            self.stay_awake();
+            self.stay_awake_in_use(lane);
             return Err(error);
         }
         Ok((left, Some(marked)))
@@ -119,7 +119,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Orders later work on `lane` behind all that uses the memory.
-    fn order_behind_users(&self, lane: StreamIndex) -> Result<(), AllocError> {
+    pub fn order_behind_users(&self, lane: StreamIndex) -> Result<(), AllocError> {
         if !self.rules().knows_all_work() {
             return self.wait_for_replays(lane);
         }
@@ -254,8 +254,9 @@ fn blocks_where(region: &Region, range: &Range<u64>, is_it: impl Fn(BlockState) 
 
 #[cfg(test)]
 mod tests {
+    use crate::allocator::error::AllocError;
     use crate::allocator::{Allocator, Backup};
-    use crate::driver::{DriverCall, WorkDriver};
+    use crate::driver::{DriverCall, DriverError, DriverErrorKind, WorkDriver};
     use crate::testing::busy;
     use std::sync::Arc;
     use std::time::Duration;
@@ -290,6 +291,48 @@ mod tests {
             driver.verify(stream, block, 1, 1).unwrap();
             allocator.free(block).unwrap();
         }
+        allocator.close().unwrap();
+    }
+
+    /// A block that another stream uses is freed once it is marked, and the driver refuses to order anything behind that stream:
+    /// nobody gets its memory until the other stream is done with it.
+    #[test]
+    fn what_is_freed_before_a_refused_order_waits_for_its_users() {
+        let driver = busy(&Arc::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let [home, other] = [(); 2].map(|()| driver.create_stream().unwrap());
+        [home, other].iter().for_each(|stream| allocator.keep_stream(*stream).unwrap());
+        let [used, beside] = [3, 5].map(|mib| allocator.alloc(mib << 20, home).unwrap());
+        for (stream, block) in [(home, beside), (other, used)] {
+            driver.inner().hold(stream);
+            driver.fill(stream, block, 1, 1).unwrap();
+        }
+        allocator.record_stream(used, other).unwrap();
+        let others = allocator.clone();
+        let mut to_free = Some(used);
+        driver.meanwhile(move |call| match (call, to_free.take()) {
+            // Of its own stream.
+            (Some(DriverCall::StreamWait), Some(block)) => Ok(others.free(block).unwrap()),
+            (Some(DriverCall::StreamWait), None) => {
+                Err(DriverError::new(DriverCall::StreamWait, DriverErrorKind::Other, "refused by the test"))
+            }
+            (_, block) => {
+                to_free = block;
+                Ok(())
+            }
+        });
+        let refused = allocator.sleep(Backup::Pinned).unwrap_err();
+        assert!(matches!(&refused, AllocError::Driver(error) if error.call == DriverCall::StreamWait), "{refused}");
+        driver.meanwhile(|_| Ok(()));
+        allocator.check();
+        let early = allocator.alloc(3 << 20, home).unwrap();
+        assert_ne!(early, used, "the other stream uses it");
+        [home, other].iter().for_each(|stream| driver.inner().resume(*stream));
+        // The next call finishes what this one could not.
+        assert_eq!(allocator.wake(Duration::ZERO).unwrap().mapped_bytes, 0);
+        allocator.check();
+        assert_eq!(allocator.alloc(3 << 20, home).unwrap(), used);
+        [early, used, beside].iter().for_each(|block| allocator.free(*block).unwrap());
         allocator.close().unwrap();
     }
 }

@@ -8,7 +8,7 @@ use super::whole::WholeChunk;
 use super::{Phase, Place, Run, Sleeper, Store};
 use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
 use crate::heap::{Block, BlockState};
-use crate::pages::{PageIndex, PageRange};
+use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::{View, ViewState};
 use crate::stream::{Fence, StreamIndex};
@@ -174,16 +174,46 @@ impl<D: Driver> SlowPath<'_, D> {
         self.end_fall(lane)
     }
 
-    /// Ends what goes on falling, if anything does, once the copies are over.
+    /// Ends what goes on falling, if anything does, once the copies are over, and all work that uses the memory.
     ///
     /// # Errors
-    /// The driver's: it goes on.
+    /// [`AllocError::CannotWait`] during a capture, and the driver's: it goes on.
     pub fn end_fall(&mut self, lane: StreamIndex) -> Result<(), AllocError> {
         if self.mapper.asleep().batches().last().is_some_and(|batch| batch.phase == Phase::Falling) {
+            self.order_behind_users(lane)?;
             self.shared.streams.progress(Some(lane)).wait_for_own()?;
             self.stay_awake();
         }
         Ok(())
+    }
+
+    /// Ends the batch that falls asleep where nothing could be ordered behind the uses of its blocks. What was freed meanwhile may
+    /// be in use still: its pages go on falling until [`end_fall`](Self::end_fall), with nothing but what is claimed there.
+    pub fn stay_awake_in_use(&mut self, lane: StreamIndex) {
+        let mut batch = self.mapper.asleep_mut().batches_mut().pop().expect("a batch falls asleep");
+        let page_bytes = self.page_bytes();
+        let mut freed: Vec<Sleeper> = std::mem::take(&mut batch.blocks);
+        freed.retain(|sleeper| {
+            self.with_state(sleeper, |state| {
+                let was_freed = !state.is_asleep((sleeper.owner.region, sleeper.block));
+                state.wake_up(sleeper.owner, sleeper.block, &sleeper.range());
+                was_freed
+            })
+        });
+        let in_use = |run: &Run, page| {
+            let page = Run { pages: PageRange::new(page, PageCount::ONE), ..*run };
+            freed.iter().any(|sleeper| sleeper.within(&page, page_bytes).is_some())
+        };
+        let runs = std::mem::take(&mut batch.runs);
+        for run in runs.iter().flat_map(|run| runs_where(run, |page| !in_use(run, page))) {
+            self.unclaim_mapped(&run);
+        }
+        batch.runs = runs.iter().flat_map(|run| runs_where(run, |page| in_use(run, page))).collect();
+        if !batch.runs.is_empty() {
+            self.mapper.asleep_mut().batches_mut().push(batch);
+            // The wait for the device may be possible where the order was not.
+            let _ = self.end_fall(lane);
+        }
     }
 
     /// Ends the batch that falls asleep, of which nothing was unmapped: blocks are awake, and free bytes free.
