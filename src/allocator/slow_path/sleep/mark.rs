@@ -312,7 +312,10 @@ mod tests {
         let mut to_free = Some(used);
         driver.meanwhile(move |call| match (call, to_free.take()) {
             // Of its own stream.
-            (Some(DriverCall::StreamWait), Some(block)) => Ok(others.free(block).unwrap()),
+            (Some(DriverCall::StreamWait), Some(block)) => {
+                others.free(block).unwrap();
+                Ok(())
+            }
             (Some(DriverCall::StreamWait), None) => {
                 Err(DriverError::new(DriverCall::StreamWait, DriverErrorKind::Other, "refused by the test"))
             }
