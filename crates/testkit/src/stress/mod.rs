@@ -3,6 +3,7 @@
 //!
 //! Under `cfg(shuttle)`, the threads and the allocator's locks are those of shuttle, which tries different schedules.
 
+mod gate;
 mod graphs;
 mod kept;
 mod shared;
@@ -10,10 +11,10 @@ mod sleep;
 
 pub use self::shared::{End, Faults, Progress, Stress};
 
+use self::gate::Gate;
 use self::graphs::Graphs;
 use self::kept::Kept;
 use self::shared::{Block, Random, Shared};
-use self::sleep::Gate;
 use crate::device::{Device, World};
 use crate::op::CurrentContext;
 use crate::oracle::{Subject, keep};

@@ -1,6 +1,6 @@
 //! The state that the threads of a stress test share, and the operations of each of them on a block.
 
-use super::sleep::Gate;
+use super::gate::Gate;
 use crate::device::{Device, World};
 use crate::oracle::Subject;
 use crate::witness::Witness;
@@ -136,6 +136,11 @@ impl<D: Device> Shared<'_, D> {
         let streams = self.streams.len() as u64 + u64::from(self.world.own_streams);
         let number = usize::try_from(random.below(streams)).expect("small");
         self.streams.get(number).copied().unwrap_or(PER_THREAD_STREAM)
+    }
+
+    /// Runs `work` with a block, unless it may be asleep.
+    pub(crate) fn with_memory<T>(&self, block: &Block, work: impl FnOnce() -> T) -> Option<T> {
+        self.gate.pass(block.born, work)
     }
 
     pub(crate) fn expect_injected(&self, error: &AllocError) {
