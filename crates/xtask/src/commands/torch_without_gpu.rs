@@ -144,7 +144,8 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     process::run(&mut saver)
 }
 
-/// vLLM's sleep mode with its own allocator, and then, by the plug-in for vLLM, with gapless behind it: the same tests.
+/// vLLM's sleep mode with its own allocator, and then, by the plug-in for vLLM, with gapless behind it: the same tests. Then two
+/// processes that take turns on one device.
 fn sleep_mode(workspace: &Workspace, stand_ins: &StandIns, path: &OsStr) -> Result<(), Failure> {
     let mut path = path.to_owned();
     path.push(":");
@@ -157,6 +158,7 @@ fn sleep_mode(workspace: &Workspace, stand_ins: &StandIns, path: &OsStr) -> Resu
         ("native", objects, &[] as &[&str], "vllm_allocator"),
         ("object", objects, on_gapless, "vllm_allocator"),
         ("plug-in", OsStr::new("off"), on_plug_in, "vllm_allocator"),
+        ("native and object", objects, &[], "turns"),
     ] {
         println!("{folder}, {way}:");
         let mut tests = stand_ins.python(workspace, objects);
