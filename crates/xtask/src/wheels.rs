@@ -6,10 +6,15 @@ use crate::{files, process, python};
 use std::env::consts::ARCH;
 use std::path::Path;
 
-/// Downloads a package's wheel where `folder` is not there yet, and unpacks some of its files into it.
+/// Downloads a package's wheel and unpacks some of its files into `folder`, unless files of each beginning are there.
 pub fn unpacked(workspace: &Workspace, package: &str, folder: &Path, beginnings: &[&str]) -> Result<(), Failure> {
     if folder.exists() {
-        return Ok(());
+        let found = files::below(folder)?;
+        let names = || found.iter().filter_map(|path| path.strip_prefix(folder).ok()?.to_str());
+        if beginnings.iter().all(|beginning| names().any(|name| name.starts_with(beginning))) {
+            return Ok(());
+        }
+        std::fs::remove_dir_all(folder).map_err(|error| Failure::new(format!("{}: {error}", folder.display())))?;
     }
     let python = python::interpreter()?;
     let downloads = files::temporary_folder()?;

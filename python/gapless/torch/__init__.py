@@ -358,7 +358,8 @@ def _of_accelerators(
 
 def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:
     """Replaces ``torch.cuda.MemPool``, whose constructor refuses plug-ins. Whatever takes a pool only uses its id."""
-    library = _library.load()
+    # A pool may end with the interpreter, when modules have no names any more.
+    library, named = _library.load(), _library.Pool
     numbers = itertools.count(1)
 
     class MemPool:
@@ -372,12 +373,12 @@ def _provide_mem_pool(torch: Any, memory_snapshot: Callable[..., Any]) -> None:
             self.device = torch.cuda.current_device()
             self.id = (_POOL_IDS + next(numbers), 0)
             self.allocator = None
-            library.gapless_torch_begin_allocate_to_pool(self.device, _library.Pool(*self.id), None)
-            library.gapless_torch_end_allocate_to_pool(self.device, _library.Pool(*self.id))
+            library.gapless_torch_begin_allocate_to_pool(self.device, named(*self.id), None)
+            library.gapless_torch_end_allocate_to_pool(self.device, named(*self.id))
 
         def __del__(self) -> None:
             if hasattr(self, "id"):
-                library.gapless_torch_release_pool(self.device, _library.Pool(*self.id))
+                library.gapless_torch_release_pool(self.device, named(*self.id))
 
         def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
             """The segments of the pool, in the form of ``torch.cuda.memory_snapshot()``."""

@@ -24,6 +24,8 @@ def main():
     told = run_python(USE, *(["-W", "error::RuntimeWarning"] if WAY == "object" else []))
     assert f"{WAY} 5" in told.splitlines(), told
     print(f"gapless {importlib.metadata.version('gapless')} on the {WAY}")
+    (for_vllm,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="gapless")
+    assert for_vllm.load().__module__ == "gapless.vllm"
     wrong = compare(run("native", None), run("gapless", None), LACKS[WAY], WAY)
     wrong = [text for text in wrong if not text.startswith(OTHER_ANSWERS[WAY])]
     for text in wrong:

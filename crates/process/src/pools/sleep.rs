@@ -96,7 +96,9 @@ impl<D: DeviceDriver> Pools<D> {
                 Ok(its) => {
                     woken.mapped_bytes += its.mapped_bytes;
                     woken.copied_bytes += its.copied_bytes;
-                    before.push((member, sleepers));
+                    if its.mapped_bytes > 0 {
+                        before.push((member, sleepers));
+                    }
                 }
                 Err(error) => {
                     before.iter().for_each(|(earlier, sleepers)| sleep_again(earlier, sleepers));
@@ -164,9 +166,6 @@ impl<D: DeviceDriver> Pools<D> {
 
 /// Puts to sleep again what has woken of an allocator, and nothing else. What cannot sleep stays awake.
 fn sleep_again<D: DeviceDriver>(member: &Member<D>, sleepers: &HashSet<DeviceAddr>) {
-    if sleepers.is_empty() {
-        return;
-    }
     let allocator = member.allocator();
     let others = allocator.live().into_iter().map(|live| live.addr).filter(|addr| !sleepers.contains(addr));
     let _awake: Vec<Pin<D>> = others.filter_map(|addr| allocator.pin(addr).ok()).collect();

@@ -227,6 +227,27 @@ fn a_wake_happens_whole_or_not_at_all() {
     world.check();
 }
 
+/// What woke sleeps again although nothing in it is live: replays use what a capture has freed.
+#[test]
+fn freed_memory_of_a_graph_sleeps_again() {
+    let world = World::new("");
+    let device = world.device();
+    world.tagged(CACHE, PoolKind::Graph, "engine");
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "engine");
+    let (freed, block) = (world.filled(Some(CACHE), 8, 1), world.filled(Some(WEIGHTS), 20, 2));
+    device.free(freed.addr, 0, MAIN).unwrap();
+    device.sleep(Some("engine"), Backup::Pinned).unwrap();
+    assert_eq!((world.asleep(), world.reserved()), (28, 0));
+    world.driver.inner().inner().set_external(CAPACITY - 12 * MIB);
+    let outcome = device.wake(Some("engine"), NOW);
+    assert!(is_short(&outcome), "{outcome:?}");
+    assert_eq!((world.asleep(), world.reserved()), (28, 0));
+    world.driver.inner().inner().set_external(0);
+    device.wake(Some("engine"), NOW).unwrap();
+    world.expect(&[block]);
+    world.check();
+}
+
 /// What an earlier wake of the tag left asleep is asked for again when there is memory, for as long as the caller waits.
 #[test]
 fn a_wake_waits() {

@@ -27,7 +27,7 @@ pub struct TorchArguments {
     /// Show a snapshot in PyTorch's own viewer, in a browser, in place of the tests
     #[arg(long, value_name = "SOURCES")]
     viewer: Option<PathBuf>,
-    /// Run vLLM's sleep mode and torch_memory_saver beside gapless, in place of the tests
+    /// Run vLLM's sleep mode and torch_memory_saver beside and on gapless, in place of the tests
     #[arg(long)]
     modules: bool,
     /// Train with accelerate, transformers, Lightning and torchrun, natively and on gapless, in place of the tests
@@ -107,7 +107,7 @@ fn time_pairs(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure
 }
 
 /// vLLM's cumem module and torch_memory_saver in both of its modes, from their wheels, unchanged, each natively and then with the
-/// object; and then what programs do with torch_memory_saver, case by case.
+/// object; vLLM's sleep mode with gapless's allocator behind it; and what programs do with torch_memory_saver, case by case.
 fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     let folder = workspace.installed("torch-modules");
     let mut path = workspace.path("python").into_os_string();
@@ -137,10 +137,35 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     }
     path.push(":");
     path.push(workspace.path("python/tests/shared"));
+    sleep_mode(workspace, stand_ins, &path)?;
     let mut saver = stand_ins.python(workspace, stand_ins.folder());
     saver.arg("python/tests/modules/saver/table.py").env("PYTHONPATH", &path);
     stand_ins.preload(&mut saver, &folder.join(SAVER), PRELOADED_LIBRARY)?;
     process::run(&mut saver)
+}
+
+/// vLLM's sleep mode with its own allocator, and then, by the plug-in for vLLM, with gapless behind it: the same tests. Then two
+/// processes that take turns on one device.
+fn sleep_mode(workspace: &Workspace, stand_ins: &StandIns, path: &OsStr) -> Result<(), Failure> {
+    let mut path = path.to_owned();
+    path.push(":");
+    path.push(workspace.path("python/tests/modules"));
+    let objects = stand_ins.folder().as_os_str();
+    let on_gapless: &[&str] = &["-m", "gapless.torch"];
+    // That it is the plug-in needs no warning.
+    let on_plug_in: &[&str] = &["-W", "ignore", "-m", "gapless.torch"];
+    for (way, objects, runner, folder) in [
+        ("native", objects, &[] as &[&str], "vllm_allocator"),
+        ("object", objects, on_gapless, "vllm_allocator"),
+        ("plug-in", OsStr::new("off"), on_plug_in, "vllm_allocator"),
+        ("native and object", objects, &[], "turns"),
+    ] {
+        println!("{folder}, {way}:");
+        let mut tests = stand_ins.python(workspace, objects);
+        tests.args(runner).args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]);
+        process::run(tests.arg(workspace.path("python/tests/modules").join(folder)).env("PYTHONPATH", &path))?;
+    }
+    Ok(())
 }
 
 const SAVER: &str = "torch_memory_saver==0.0.10";
@@ -153,7 +178,15 @@ const PRELOADED_LIBRARY: &str = "torch_memory_saver_hook_mode_preload_cu";
 const MODULES: [(&str, &[&str]); 2] = [
     (
         "vllm==0.33.0",
-        &["vllm/device_allocator/", "vllm/cumem_allocator", "vllm/distributed/device_communicators/cuda_wrapper.py"],
+        &[
+            "vllm/device_allocator/",
+            "vllm/cumem_allocator",
+            "vllm/compilation/cudagraph_pool.py",
+            "vllm/distributed/device_communicators/cuda_wrapper.py",
+            "vllm/plugins/__init__.py",
+            "vllm/_version.py",
+            "vllm/version.py",
+        ],
     ),
     (SAVER, &["torch_memory_saver"]),
 ];
