@@ -6,7 +6,7 @@ use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
 use super::whole::WholeChunk;
 use super::{Phase, Place, Run, Sleeper, Store};
-use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageIndex, PageRange};
 use crate::physical::ChunkId;
@@ -210,7 +210,8 @@ impl<D: Driver> SlowPath<'_, D> {
             self.with_state(part, |state| state.put_to_sleep(part.owner, part.block, part.range()));
         }
         if lost.is_empty() {
-            self.give_back_host_memory(batch.backup);
+            self.take_over_backup(&mut batch);
+            self.drop_unused_backups();
             return;
         }
         if self.sleeps_whole() {
@@ -228,7 +229,8 @@ impl<D: Driver> SlowPath<'_, D> {
         self.with_state(sleeper, |state| state.wake_up(sleeper.owner, sleeper.block, &sleeper.range()));
     }
 
-    fn with_state<T>(&self, sleeper: &Sleeper, work: impl FnOnce(&mut StreamState) -> T) -> T {
+    /// Calls `work` with what is kept of the stream of a part.
+    pub fn with_state<T>(&self, sleeper: &Sleeper, work: impl FnOnce(&mut StreamState) -> T) -> T {
         work(&mut self.shared.streams.get(sleeper.owner.stream).lock())
     }
 
@@ -261,18 +263,17 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn shed_empty_pages(&mut self) {
         let mut batches = std::mem::take(self.mapper.asleep_mut().batches_mut());
         for batch in batches.iter_mut().filter(|batch| batch.phase == Phase::Asleep) {
-            batch.blocks.retain(|sleeper| {
-                self.with_state(sleeper, |state| state.is_asleep((sleeper.owner.region, sleeper.block)))
-            });
+            batch.blocks.retain(|sleeper| self.with_state(sleeper, |state| state.is_asleep(sleeper.at())));
             if batch.chunks.is_empty() {
                 batch.runs = batch.runs.iter().flat_map(|run| self.shed(run)).collect();
             }
         }
         let (empty, rest): (Vec<_>, Vec<_>) = batches.into_iter().partition(|batch| batch.runs.is_empty());
         *self.mapper.asleep_mut().batches_mut() = rest;
-        for batch in empty {
-            self.give_back_host_memory(batch.backup);
+        for mut batch in empty {
+            self.take_over_backup(&mut batch);
         }
+        self.drop_unused_backups();
     }
 
     /// Makes the pages of a run unmapped in which nothing is live. Returns the others.
@@ -310,15 +311,6 @@ impl<D: Driver> SlowPath<'_, D> {
             }));
         }
         live
-    }
-
-    /// Gives memory of the host back; what the driver refuses to take is kept for the end.
-    pub fn give_back_host_memory(&mut self, backup: Option<Store>) {
-        if let Some(Store { memory, .. }) = backup
-            && self.driver().host_free(memory).is_err()
-        {
-            self.mapper.asleep_mut().leave_over(memory);
-        }
     }
 }
 
