@@ -57,8 +57,8 @@ impl Extras {
     /// Whether the block could as well have none.
     pub fn are_needless(&self, owner: StreamIndex) -> bool {
         let alone = self.sharers.home == owner && self.sharers.others.is_empty();
-        let is_away = !self.asleep.is_empty() || self.has_backup;
-        alone && self.pins == 0 && self.ticket.is_none() && !is_away && self.freed.is_none()
+        let is_plain = self.pins == 0 && self.ticket.is_none() && !self.has_backup;
+        alone && is_plain && self.asleep.is_empty() && self.freed.is_none()
     }
 }
 
