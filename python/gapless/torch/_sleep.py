@@ -157,7 +157,7 @@ def wake(*tags: str, wait: float = 0.0, retain: bool = False) -> int:
 
 
 def backup_of(tensor: Any, copy: bool = True) -> Any:
-    """The bytes of a contiguous tensor as the host has them: a tensor there. ``None`` where they are in no backup.
+    """The bytes of a contiguous tensor as the host has them: a tensor there. ``None`` where they are in no backup, or none.
 
     That is while the tensor's memory is asleep with a backup, and after a :func:`wake` with ``retain``. Without a ``copy``, the
     result is the backup itself: it is not to be used any more once the tensor's memory wakes, sleeps again or is freed, or with a
@@ -175,8 +175,6 @@ def backup_of(tensor: Any, copy: bool = True) -> Any:
     _library.check(_library.load().gapless_backup_of(tensor.device.index, start, size, host))
     if host.value is None:
         return None
-    if size == 0:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
     backup = torch.frombuffer((ctypes.c_uint8 * size).from_address(host.value), dtype=torch.uint8)
     backup = backup.view(tensor.dtype).view(tensor.shape)
     return backup.clone() if copy else backup

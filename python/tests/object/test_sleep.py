@@ -160,8 +160,7 @@ def test_a_backup_can_be_read():
     shared = gapless.torch.backup_of(weights, copy=False)
     assert torch.equal(shared, backup) and shared.data_ptr() != backup.data_ptr()
     assert torch.equal(gapless.torch.backup_of(weights[1:, :]), of_weights[1:])
-    assert gapless.torch.backup_of(weights[:0]).shape == (0, weights.shape[1])
-    assert gapless.torch.backup_of(other) is None
+    assert gapless.torch.backup_of(other) is None and gapless.torch.backup_of(weights[:0]) is None
     for byte in (3, 4):
         gapless.torch.wake("weights", retain=True)
         kept = gapless.torch.backup_of(weights, copy=False)
