@@ -185,6 +185,9 @@ typedef struct gapless_slept {
   uint64_t refused_bytes;
 } gapless_slept;
 
+// How to wake: the sum of GAPLESS_WAKE_... numbers.
+typedef uint32_t gapless_wake_flags;
+
 // Called with a text for a person when gapless_torch_malloc fails. May throw a C++ exception instead of returning.
 typedef void (*gapless_failure_handler)(const char *text, int32_t out_of_memory);
 
@@ -324,6 +327,10 @@ typedef struct gapless_torch_block {
 
 // They are copied to pinned memory of the host, and back when they wake.
 #define GAPLESS_BACKUP_PINNED 1
+
+// Keep backups: gapless_backup_of has the bytes as of the sleep until what they are of is freed or sleeps again. If that sleeps
+// with a backup, its bytes are copied to the same memory of the host. Pools of captured graphs keep none.
+#define GAPLESS_WAKE_RETAIN_BACKUPS 1
 
 // Captured graphs, whose replays use its memory at any time: what is mapped stays until the pool is closed.
 #define GAPLESS_POOL_GRAPH 0
@@ -735,6 +742,8 @@ gapless_status gapless_sleep(int32_t device,
 // pools, and the device's own memory. Nothing where nothing is asleep. Writes the bytes of the pages that have memory again to
 // *mapped_bytes, unless that is NULL.
 //
+// flags is 0 or GAPLESS_WAKE_RETAIN_BACKUPS.
+//
 // All of it wakes or none. Where there is too little memory, tries again for wait_ms milliseconds: another process may be about to
 // give some back. Then GAPLESS_ERROR_OUT_OF_MEMORY, and everything is asleep as before.
 //
@@ -742,7 +751,21 @@ gapless_status gapless_sleep(int32_t device,
 gapless_status gapless_wake(int32_t device,
                             const char *tag,
                             uint64_t wait_ms,
+                            gapless_wake_flags flags,
                             uint64_t *mapped_bytes);
+
+// Writes to *host where the host has bytes of a device: those of an allocation, or of a part of one, that is asleep with a backup,
+// or whose backup is kept since gapless_wake. NULL where no byte of them is in a backup, and for memory that is not gapless's.
+//
+// They can be read until the allocation wakes, sleeps again or is freed; those of a kept backup until it sleeps again or is freed.
+// Then they change, or their memory is given back: another thread must not do that meanwhile. GAPLESS_ERROR_NOT_FOUND where only
+// some of the bytes are in a backup, or not one behind the other: a part of the allocation has stayed awake.
+//
+// host points to a pointer.
+gapless_status gapless_backup_of(int32_t device,
+                                 void *pointer,
+                                 uint64_t bytes,
+                                 const void **host);
 
 // Writes how much of a tag is asleep on a device: the bytes of its allocations to *live_bytes, and those of the pages that a wake
 // needs to *asleep_bytes. NULL: of all pools and the device's own memory.
@@ -937,6 +960,13 @@ gapless_status gapless_torch_open_pool(int32_t device, struct gapless_torch_pool
 gapless_status gapless_torch_pool_users(int32_t device,
                                         struct gapless_torch_pool pool,
                                         uint32_t *users);
+
+// Writes what a pool is for to *kind, one of the GAPLESS_POOL_... numbers: GAPLESS_POOL_GRAPH when there is no such pool.
+//
+// kind points to a number.
+gapless_status gapless_torch_pool_kind(int32_t device,
+                                       struct gapless_torch_pool pool,
+                                       gapless_pool_kind *kind);
 
 // Whether requests outside a pool may be served from it when the rest of the memory does not suffice.
 gapless_status gapless_torch_lend_pool(int32_t device,

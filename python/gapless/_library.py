@@ -6,7 +6,7 @@ import ctypes
 import enum
 import json
 import os
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_size_t, c_ssize_t, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_size_t, c_ssize_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -193,7 +193,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_device_close_import": (c_int32, [c_int32, c_void_p]),
     "gapless_device_keep_closed_imports": (c_int32, [c_int32, c_uint64]),
     "gapless_sleep": (c_int32, [c_int32, c_char_p, c_int32, POINTER(Slept)]),
-    "gapless_wake": (c_int32, [c_int32, c_char_p, c_uint64, POINTER(c_uint64)]),
+    "gapless_wake": (c_int32, [c_int32, c_char_p, c_uint64, c_uint32, POINTER(c_uint64)]),
+    "gapless_backup_of": (c_int32, [c_int32, c_void_p, c_uint64, POINTER(c_void_p)]),
     "gapless_asleep": (c_int32, [c_int32, c_char_p, POINTER(c_uint64), POINTER(c_uint64)]),
     "gapless_tag_push": (c_int32, [c_char_p]),
     "gapless_tag_pop": (c_int32, []),

@@ -119,6 +119,14 @@ pub enum AllocError {
         /// Bytes requested.
         bytes: u64,
     },
+    /// The bytes of a backup that were asked for do not follow each other in one: a part of them is awake, for example.
+    #[error("no backup has all of the {} at {addr}: a part is awake, or is in another one", ByteSize(*bytes))]
+    BackupInParts {
+        /// The address.
+        addr: DeviceAddr,
+        /// Bytes asked for.
+        bytes: u64,
+    },
     /// The stream cannot be used with this allocator.
     #[error(transparent)]
     Stream(#[from] StreamError),

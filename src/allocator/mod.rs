@@ -60,7 +60,7 @@ pub use reports::{
     Asleep, BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, LiveAllocation,
     OutOfMemory, Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
 };
-pub use sleep::{Backup, Slept, Woken};
+pub use sleep::{Backup, Slept, Wake, Woken};
 pub use slow_path::{LeftAwake, PinnedChunk, Trimmed};
 pub use tickets::Ticket;
 
@@ -263,6 +263,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`AllocError::Driver`]; what was released before stays released. [`AllocError::Forked`].
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
+        self.inner.trim_backups()?;
         self.inner.door.enter(&self.inner.shared, |path| path.trim(keep_bytes))
     }
 

@@ -7,6 +7,7 @@ use super::{Allocator, Inner};
 use crate::driver::{Driver, DriverError, MemoryDriver, StreamDriver};
 use crate::segment::listeners::MapListeners;
 use crate::stream::StreamIndex;
+use crate::units::DeviceAddr;
 use std::time::{Duration, Instant};
 
 /// What becomes of the bytes of what sleeps.
@@ -33,6 +34,27 @@ pub struct Slept {
     pub released_bytes: u64,
     /// What stayed awake.
     pub left_awake: LeftAwake,
+}
+
+/// How to [wake](Allocator::wake). Made of a [`Duration`], a wake that waits as long for memory and retains nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Wake {
+    /// How long to try again where there is too little memory.
+    pub wait: Duration,
+    /// Whether backups are kept after the wake, so that [`Allocator::backup_at`] has the bytes as of the sleep.
+    ///
+    /// That of an allocation is kept until it is freed or sleeps again. With a backup, its bytes are copied to the same memory of
+    /// the host then, whose address stays the same from sleep to sleep, as long as it is retained and half of what that memory was
+    /// allocated for lives. A sleep that fails ends it as well. Memory of which nothing lives any more goes back to the host at the
+    /// next sleep, wake or [trim](Allocator::trim). Nothing is retained where [mappings are
+    /// kept](super::Builder::keep_mappings).
+    pub retain: bool,
+}
+
+impl From<Duration> for Wake {
+    fn from(wait: Duration) -> Self {
+        Self { wait, retain: false }
+    }
 }
 
 /// The result of [`Allocator::wake`].
@@ -81,13 +103,33 @@ impl<D: Driver> Allocator<D> {
     /// Gives memory to everything that is asleep, and its bytes, unless they were discarded. All of it, or none.
     ///
     /// Succeeds whenever the budget that is left and completely free chunks, together, cover the pages asleep, and the device has
-    /// them. Where they do not, tries again until `wait` is over: another process may be about to give memory back.
+    /// them. Where they do not, tries again until the [wait](Wake::wait) is over: another process may be about to give memory back.
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`] with the report on a request of so many bytes, [`AllocError::CannotWait`] during a capture,
     /// [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is asleep as before.
-    pub fn wake(&self, wait: Duration) -> Result<Woken, AllocError> {
-        self.inner.wake(wait)
+    pub fn wake(&self, how: impl Into<Wake>) -> Result<Woken, AllocError> {
+        self.inner.wake(how.into())
+    }
+
+    /// Calls `read` with `bytes` at `addr` as they are in the host's memory: of an allocation that is asleep with a backup, or
+    /// whose backup was [retained](Wake::retain). Returns what it returns; `None` where no byte of them is in a backup.
+    ///
+    /// The address of the slice is that of the backup itself, in pinned memory: it stays until the allocation wakes, sleeps again
+    /// or is freed, or the allocator ends; with a retained backup, as that says. Waits for a sleep, a wake or another `read` that
+    /// is under way; `read` must not start one.
+    ///
+    /// # Errors
+    /// [`AllocError::BackupInParts`] where only some of the bytes are in a backup, or not one behind the other: a chunk under the
+    /// allocation has stayed awake, for example. [`AllocError::Forked`], [`AllocError::InListener`], and the driver's where its
+    /// copies have no bytes.
+    pub fn backup_at<T>(
+        &self,
+        addr: DeviceAddr,
+        bytes: u64,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>, AllocError> {
+        self.inner.backup_at(addr, bytes, read)
     }
 }
 
@@ -100,7 +142,7 @@ impl<D: Driver> Inner<D> {
         loop {
             let fall = |path: &mut SlowPath<'_, D>| {
                 let lane = path.lane()?;
-                Ok((lane, path.fall_asleep(lane, &excluded)?))
+                Ok((lane, path.fall_asleep(lane, backup != Backup::Discard, &excluded)?))
             };
             let (lane, (left_awake, marked)) = self.door.enter(&self.shared, fall)?;
             let mut slept = Slept { left_awake, ..Slept::default() };
@@ -113,7 +155,7 @@ impl<D: Driver> Inner<D> {
                         return Err(error.into());
                     }
                 };
-                slept.copied_bytes = if store.is_some() { bytes_of(&marked.spans) } else { 0 };
+                slept.copied_bytes = if backup == Backup::Discard { 0 } else { bytes_of(&marked.spans) };
                 match self.door.enter(&self.shared, |path| path.unmap_falling(lane, store))? {
                     FellAsleep::Not(chunks) => {
                         excluded.extend(chunks);
@@ -127,20 +169,47 @@ impl<D: Driver> Inner<D> {
         }
     }
 
-    fn wake(&self, wait: Duration) -> Result<Woken, AllocError> {
+    fn wake(&self, how: Wake) -> Result<Woken, AllocError> {
         MapListeners::expect_outside()?;
         let _alone = self.sleeping.lock();
-        let Some((lane, to_wake)) = self.map_asleep(wait)? else { return Ok(Woken::default()) };
-        let copied = to_wake.copies.iter().map(|(_, spans)| bytes_of(spans)).sum();
+        let Some((lane, to_wake)) = self.map_asleep(how.wait)? else { return Ok(Woken::default()) };
+        let copied = to_wake.copies.iter().map(|(_, span)| span.bytes).sum();
         if let Err(error) = self.copy_in(lane, &to_wake) {
             self.door.enter(&self.shared, |path| path.sleep_on(lane))?;
             return Err(error.into());
         }
         self.door.enter(&self.shared, |path| {
-            path.get_up();
+            path.get_up(how.retain);
             Ok(())
         })?;
         Ok(Woken { mapped_bytes: to_wake.bytes, copied_bytes: copied })
+    }
+
+    fn backup_at<T>(
+        &self,
+        addr: DeviceAddr,
+        bytes: u64,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>, AllocError> {
+        MapListeners::expect_outside()?;
+        // Backups are written to and freed under this lock alone.
+        let _alone = self.sleeping.lock();
+        let place = self.door.enter(&self.shared, |path| path.place_in_backup(addr, bytes))?;
+        let Some((memory, offset)) = place else { return Ok(None) };
+        let (mut read, mut result) = (Some(read), None);
+        let mut once = |shown: &[u8]| result = read.take().map(|read| read(shown));
+        self.shared.streams.driver.host_read(memory, offset, bytes, &mut once)?;
+        Ok(result)
+    }
+
+    /// Gives the host's memory back with bytes of what has been freed alone, unless a sleep, a wake or a look at a backup is under
+    /// way.
+    pub(super) fn trim_backups(&self) -> Result<(), AllocError> {
+        let Some(_alone) = self.sleeping.try_lock() else { return Ok(()) };
+        self.door.enter(&self.shared, |path| {
+            path.shed_empty_pages();
+            Ok(())
+        })
     }
 
     /// Maps memory at what is asleep, once there is enough, for as long as the caller waits.
@@ -161,17 +230,18 @@ impl<D: Driver> Inner<D> {
         }
     }
 
-    /// Waits for what `lane` is ordered behind, and copies `spans` to the host, if they are not discarded.
+    /// Waits for what `lane` is ordered behind, and copies `spans` to the host, if they are not discarded: to memory that is
+    /// retained, or to new memory.
     ///
     /// # Errors
-    /// The driver's, with the memory that copies may still write to.
+    /// The driver's, with the new memory that copies may still write to.
     fn copy_out(
         &self,
         lane: StreamIndex,
         backup: Backup,
         spans: &[Span],
     ) -> Result<Option<Store>, (DriverError, Option<Store>)> {
-        let bytes = bytes_of(spans);
+        let bytes = spans.iter().filter(|span| span.retained_in.is_none()).map(|span| span.bytes).sum();
         let driver = &self.shared.streams.driver;
         let store = match backup {
             Backup::Pinned if bytes > 0 => {
@@ -180,9 +250,11 @@ impl<D: Driver> Inner<D> {
             }
             Backup::Pinned | Backup::Discard => None,
         };
-        let queued = store.map_or(Ok(()), |store| {
-            let stream = self.shared.streams.get(lane).id();
-            spans.iter().try_for_each(|span| driver.copy_out(stream, store.memory, span.place, span.addr, span.bytes))
+        let stream = self.shared.streams.get(lane).id();
+        let own = store.map(|store| store.memory);
+        let queued = spans.iter().try_for_each(|span| match span.retained_in.or(own) {
+            Some(memory) => driver.copy_out(stream, memory, span.place, span.addr, span.bytes),
+            None => Ok(()),
         });
         match queued.and_then(|()| self.wait_for(lane)) {
             Ok(()) => Ok(store),
@@ -193,10 +265,8 @@ impl<D: Driver> Inner<D> {
     /// Copies everything back, and waits for the copies.
     fn copy_in(&self, lane: StreamIndex, to_wake: &ToWake) -> Result<(), DriverError> {
         let stream = self.shared.streams.get(lane).id();
-        for (store, spans) in &to_wake.copies {
-            for span in spans {
-                self.shared.streams.driver.copy_in(stream, span.addr, *store, span.place, span.bytes)?;
-            }
+        for (memory, span) in &to_wake.copies {
+            self.shared.streams.driver.copy_in(stream, span.addr, *memory, span.place, span.bytes)?;
         }
         self.wait_for(lane)
     }

@@ -124,6 +124,10 @@ impl<D: MemoryDriver, H: Hook> MemoryDriver for Intercepted<D, H> {
     fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
         self.call(DriverCall::HostFree, |inner| inner.host_free(memory))
     }
+
+    fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
+        self.inner.host_read(memory, offset, bytes, read)
+    }
 }
 
 impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {

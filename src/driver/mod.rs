@@ -206,6 +206,20 @@ pub trait MemoryDriver: Send + Sync + 'static {
         let _ = memory;
         Err(no_copies(DriverCall::HostFree))
     }
+
+    /// Calls `read` with `bytes` at `offset` of memory of the host, to which no copy is queued. It is not freed meanwhile, and no
+    /// copy to it is queued. Makes no driver call.
+    ///
+    /// # Errors
+    /// `NotSupported` where the memory has no bytes.
+    fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
+        let _ = (memory, offset, bytes, read);
+        Err(DriverError::new(
+            DriverCall::HostAlloc,
+            DriverErrorKind::NotSupported,
+            "this driver's copies have no bytes",
+        ))
+    }
 }
 
 /// The order of work on a device's streams.

@@ -1,5 +1,6 @@
 //! Sleep and wake: memory goes back to the device and comes again, at the same addresses, with the same bytes.
 
+mod backups;
 mod failures;
 mod kept;
 

@@ -2,15 +2,15 @@
 //!
 //! Threads: any; a pushed tag is the calling thread's.
 
-use crate::abi::{optional_text, text};
+use crate::abi::{address, optional_text, text};
 use crate::last_error::guard;
 use crate::out::{check_out, write_sized};
 use crate::process::device_of;
 use crate::status::{Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
-use gapless::allocator::{Backup, Slept};
+use gapless::allocator::{Backup, Slept, Wake};
 use gapless::driver::cuda::CudaDriver;
 use gapless_process::{Device, pop_tag, push_tag};
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
 /// What becomes of the bytes of what sleeps: one of the GAPLESS_BACKUP_... numbers.
@@ -20,6 +20,13 @@ pub type gapless_backup = i32;
 pub const GAPLESS_BACKUP_DISCARD: gapless_backup = 0;
 /// They are copied to pinned memory of the host, and back when they wake.
 pub const GAPLESS_BACKUP_PINNED: gapless_backup = 1;
+
+/// How to wake: the sum of GAPLESS_WAKE_... numbers.
+pub type gapless_wake_flags = u32;
+
+/// Keep backups: gapless_backup_of has the bytes as of the sleep until what they are of is freed or sleeps again. If that sleeps
+/// with a backup, its bytes are copied to the same memory of the host. Pools of captured graphs keep none.
+pub const GAPLESS_WAKE_RETAIN_BACKUPS: gapless_wake_flags = 1;
 
 /// What a sleep did. Set size before the call: a program that was compiled with an older header gets the fields that it knows.
 #[repr(C)]
@@ -93,6 +100,8 @@ pub unsafe extern "C" fn gapless_sleep(
 /// pools, and the device's own memory. Nothing where nothing is asleep. Writes the bytes of the pages that have memory again to
 /// *mapped_bytes, unless that is NULL.
 ///
+/// flags is 0 or GAPLESS_WAKE_RETAIN_BACKUPS.
+///
 /// All of it wakes or none. Where there is too little memory, tries again for wait_ms milliseconds: another process may be about to
 /// give some back. Then GAPLESS_ERROR_OUT_OF_MEMORY, and everything is asleep as before.
 ///
@@ -103,18 +112,48 @@ pub unsafe extern "C" fn gapless_wake(
     device: i32,
     tag: *const c_char,
     wait_ms: u64,
+    flags: gapless_wake_flags,
     mapped_bytes: *mut u64,
 ) -> gapless_status {
     guard(|| {
         // SAFETY: the function's contract.
         let tag = unsafe { optional_text(tag) }?;
+        if flags & !GAPLESS_WAKE_RETAIN_BACKUPS != 0 {
+            return Err(Failure::argument(format!("{flags:#x} are no flags of a wake: see GAPLESS_WAKE_...")));
+        }
+        let how = Wake { wait: Duration::from_millis(wait_ms), retain: flags & GAPLESS_WAKE_RETAIN_BACKUPS != 0 };
         let device = device_of(device)?;
-        let woken = device.wake(tag.as_deref(), Duration::from_millis(wait_ms));
+        let woken = device.wake(tag.as_deref(), how);
         let woken = woken.map_err(|error| with_asleep(device, error.into()))?;
         if !mapped_bytes.is_null() {
             // SAFETY: not null, so valid for a write (the function's contract).
             unsafe { mapped_bytes.write(woken.mapped_bytes) };
         }
+        Ok(())
+    })
+}
+
+/// Writes to *host where the host has bytes of a device: those of an allocation, or of a part of one, that is asleep with a backup,
+/// or whose backup is kept since gapless_wake. NULL where no byte of them is in a backup, and for memory that is not gapless's.
+///
+/// They can be read until the allocation wakes, sleeps again or is freed; those of a kept backup until it sleeps again or is freed.
+/// Then they change, or their memory is given back: another thread must not do that meanwhile. GAPLESS_ERROR_NOT_FOUND where only
+/// some of the bytes are in a backup, or not one behind the other: a part of the allocation has stayed awake.
+///
+/// # Safety
+/// host points to a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_backup_of(
+    device: i32,
+    pointer: *mut c_void,
+    bytes: u64,
+    host: *mut *const c_void,
+) -> gapless_status {
+    guard(|| {
+        check_out(host, "host")?;
+        let found = device_of(device)?.backup_at(address(pointer), bytes, |shown| shown.as_ptr().cast())?;
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { host.write(found.unwrap_or(std::ptr::null())) };
         Ok(())
     })
 }

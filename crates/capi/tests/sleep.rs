@@ -7,7 +7,7 @@ mod simulated;
 use gapless_capi::*;
 use gpu::{Gpu, with_devices};
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::ptr::{null, null_mut};
+use std::ptr::{null, null_mut, without_provenance};
 
 const MIB: u64 = 1 << 20;
 const MAIN: *mut CUstream_st = null_mut();
@@ -41,7 +41,7 @@ fn sleep(tag: Option<&str>, backup: gapless_backup) -> Result<gapless_slept, gap
 fn wake(tag: Option<&str>, wait_ms: u64) -> Result<u64, gapless_status> {
     let mut mapped = 77;
     // SAFETY: the pointers are valid.
-    match with_tag(tag, |tag| unsafe { gapless_wake(0, tag, wait_ms, &raw mut mapped) }) {
+    match with_tag(tag, |tag| unsafe { gapless_wake(0, tag, wait_ms, 0, &raw mut mapped) }) {
         GAPLESS_OK => Ok(mapped),
         status => Err(status),
     }
@@ -71,7 +71,15 @@ fn a_tag_sleeps_and_wakes() {
         let gpu = Gpu::open(0);
         // As PyTorch does: the pool is there before anybody can say what it is for.
         assert_eq!(gapless_torch_use_pool(0, WEIGHTS), GAPLESS_OK);
+        let kind = || {
+            let mut kind = 77;
+            // SAFETY: the out-parameter is valid.
+            assert_eq!(unsafe { gapless_torch_pool_kind(0, WEIGHTS, &raw mut kind) }, GAPLESS_OK);
+            kind
+        };
+        assert_eq!(kind(), GAPLESS_POOL_GRAPH);
         assert_eq!(declare(WEIGHTS, GAPLESS_POOL_ORDINARY, Some("weights")), GAPLESS_OK);
+        assert_eq!(kind(), GAPLESS_POOL_ORDINARY);
         let [weights, own] = [alloc(Some(WEIGHTS), 13 * MIB).unwrap(), alloc(None, 5 * MIB).unwrap()];
         gpu.fill(MAIN, weights, 7, 13 * MIB as usize);
         gpu.fill(MAIN, own, 8, 5 * MIB as usize);
@@ -96,6 +104,54 @@ fn a_tag_sleeps_and_wakes() {
         assert_eq!((slept.live_bytes, asleep(None).0), (18 * MIB, 18 * MIB));
         assert_eq!(wake(None, 0), Ok(slept.asleep_bytes));
         assert_eq!((gpu.read(MAIN, own, 16), gpu.read(MAIN, weights, 16)), (vec![8; 16], vec![7; 16]));
+    });
+}
+
+/// The address of a backup in the host's memory.
+fn backup_of(pointer: *mut c_void, bytes: u64) -> Result<*const u8, gapless_status> {
+    let mut host = without_provenance(77);
+    // SAFETY: the out-parameter is valid.
+    match unsafe { gapless_backup_of(0, pointer, bytes, &raw mut host) } {
+        GAPLESS_OK => Ok(host.cast()),
+        status => Err(status),
+    }
+}
+
+#[test]
+fn backups_can_be_read() {
+    with_devices("backups_can_be_read", &[], || {
+        let gpu = Gpu::open(0);
+        assert_eq!(gapless_torch_use_pool(0, WEIGHTS), GAPLESS_OK);
+        assert_eq!(declare(WEIGHTS, GAPLESS_POOL_ORDINARY, Some("weights")), GAPLESS_OK);
+        let [weights, own] = [alloc(Some(WEIGHTS), 3 * MIB).unwrap(), alloc(None, 5 * MIB).unwrap()];
+        gpu.fill(MAIN, weights, 7, 3 * MIB as usize);
+        assert_eq!(backup_of(weights, 3 * MIB), Ok(null()), "awake");
+        sleep(Some("weights"), GAPLESS_BACKUP_PINNED).unwrap();
+        let host = backup_of(weights, 3 * MIB).unwrap();
+        assert_eq!(backup_of(weights.wrapping_byte_add(100), 50), Ok(host.wrapping_add(100)));
+        assert_eq!((backup_of(own, 100), backup_of(null_mut(), 0)), (Ok(null()), Ok(null())));
+        assert_eq!(backup_of(weights, 64 * MIB), Err(GAPLESS_ERROR_NOT_FOUND));
+        assert!(error_text().starts_with("no backup has all of the 64 MiB at 0x"), "{}", error_text());
+        // SAFETY: a backup of so many bytes.
+        let bytes = || unsafe { std::slice::from_raw_parts(host, 3 * MIB as usize) }.to_vec();
+        assert_eq!(bytes(), vec![7; 3 * MIB as usize]);
+        let wake = |flags| {
+            // SAFETY: the tag is a string.
+            let status = with_tag(Some("weights"), |tag| unsafe { gapless_wake(0, tag, 0, flags, null_mut()) });
+            (status == GAPLESS_OK).then_some(()).ok_or(status)
+        };
+        assert_eq!(wake(2), Err(GAPLESS_ERROR_INVALID_ARGUMENT));
+        assert_eq!(error_text(), "0x2 are no flags of a wake: see GAPLESS_WAKE_...");
+        for byte in [8, 9] {
+            assert_eq!(wake(GAPLESS_WAKE_RETAIN_BACKUPS), Ok(()));
+            assert_eq!((backup_of(weights, 3 * MIB), bytes()[0]), (Ok(host), byte - 1));
+            gpu.fill(MAIN, weights, byte, 3 * MIB as usize);
+            sleep(Some("weights"), GAPLESS_BACKUP_PINNED).unwrap();
+            assert_eq!((backup_of(weights, 3 * MIB), bytes()), (Ok(host), vec![byte; 3 * MIB as usize]));
+        }
+        assert_eq!(wake(0), Ok(()));
+        assert_eq!(backup_of(weights, 3 * MIB), Ok(null()));
+        assert_eq!(gpu.read(MAIN, weights, 16), vec![9; 16]);
     });
 }
 
@@ -139,7 +195,13 @@ fn misuse_is_refused() {
         // SAFETY: the tag and what is written may be null.
         assert_eq!(unsafe { gapless_sleep(0, null(), GAPLESS_BACKUP_DISCARD, null_mut()) }, GAPLESS_OK);
         // SAFETY: as above.
-        assert_eq!(unsafe { gapless_wake(0, null(), 0, null_mut()) }, GAPLESS_OK);
+        assert_eq!(unsafe { gapless_wake(0, null(), 0, 0, null_mut()) }, GAPLESS_OK);
+        // SAFETY: what is null is refused.
+        let status = unsafe { gapless_backup_of(0, block, 1, null_mut()) };
+        assert_eq!(
+            (status, error_text()),
+            (GAPLESS_ERROR_INVALID_ARGUMENT, "the out-parameter host is null".to_owned())
+        );
         let stream = gpu.stream();
         assert_eq!(gapless_device_keep_stream(0, stream), GAPLESS_OK);
         gpu.begin_capture(stream);
@@ -154,7 +216,7 @@ fn misuse_is_refused() {
         for device in [-1, 64] {
             // SAFETY: the pointers may be null.
             unsafe {
-                assert_eq!(gapless_wake(device, null(), 0, null_mut()), GAPLESS_ERROR_INVALID_ARGUMENT);
+                assert_eq!(gapless_wake(device, null(), 0, 0, null_mut()), GAPLESS_ERROR_INVALID_ARGUMENT);
             }
         }
     });

@@ -5,7 +5,7 @@
 use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
-use gapless::allocator::{AllocError, Backup, MapListeners, Slept, Woken};
+use gapless::allocator::{AllocError, Backup, MapListeners, Slept, Wake, Woken};
 use gapless::units::{ByteSize, DeviceAddr};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -59,17 +59,18 @@ impl<D: DeviceDriver> Device<D> {
     }
 
     /// Wakes the pools of a tag; without one, all pools and the device's own memory. All of it, or none: where the budget that is
-    /// left, what is free on the device and completely free chunks do not cover it, tries again until `wait` is over, since another
-    /// process, or another thread, may be about to give memory back.
+    /// left, what is free on the device and completely free chunks do not cover it, tries again until the wait is over, since
+    /// another process, or another thread, may be about to give memory back. Pools for captured graphs retain no backups.
     ///
     /// # Errors
     /// [`Error::Capturing`], and those of [`gapless::Allocator::wake`]. What was asleep is asleep, with its bytes; only what the
     /// driver refuses to take back stays awake.
-    pub fn wake(&self, tag: Option<&str>, wait: Duration) -> Result<Woken, Error> {
+    pub fn wake(&self, tag: Option<&str>, how: impl Into<Wake>) -> Result<Woken, Error> {
+        let Wake { wait, retain } = how.into();
         let began = Instant::now();
         let mut pause = FIRST_PAUSE;
         loop {
-            let short = match self.wake_now(tag) {
+            let short = match self.wake_now(tag, retain) {
                 Err(Error::Alloc(short @ AllocError::OutOfMemory(_))) => short,
                 outcome => return outcome,
             };
@@ -87,10 +88,10 @@ impl<D: DeviceDriver> Device<D> {
         }
     }
 
-    fn wake_now(&self, tag: Option<&str>) -> Result<Woken, Error> {
+    fn wake_now(&self, tag: Option<&str>, retain: bool) -> Result<Woken, Error> {
         self.expect_may_sleep()?;
         let _alone = self.sleeping.lock();
-        let woken = self.pools.wake_all(&self.pools.members(tag)).map_err(|error| self.with_pools(error))?;
+        let woken = self.pools.wake_all(&self.pools.members(tag), retain).map_err(|error| self.with_pools(error))?;
         self.log(|| format!("{} {} woke", ByteSize(woken.mapped_bytes), of(tag)));
         Ok(woken)
     }
@@ -101,6 +102,24 @@ impl<D: DeviceDriver> Device<D> {
         // A lock may be held by a thread that this process does not have.
         self.foreign.expect_not_forked()?;
         if self.pools.may_be_captured() { Err(Error::Capturing(self.ordinal)) } else { Ok(()) }
+    }
+
+    /// Calls `read` with `bytes` at `addr` as they are in the host's memory, of what is asleep with a backup, or has woken and
+    /// retains it; `None` where no byte of them is in one, as of memory that is not of this device. As
+    /// [`gapless::Allocator::backup_at`], which see for how long the bytes are there. `read` calls nothing of this device.
+    ///
+    /// # Errors
+    /// Those of [`gapless::Allocator::backup_at`].
+    pub fn backup_at<T>(
+        &self,
+        addr: DeviceAddr,
+        bytes: u64,
+        read: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>, Error> {
+        match self.allocator_of(addr) {
+            Some(allocator) => Ok(allocator.backup_at(addr, bytes, read)?),
+            None => Ok(None),
+        }
     }
 
     /// What is asleep, by tag.

@@ -106,7 +106,10 @@ pub fn kept_op() -> impl Strategy<Value = Op> {
 
 /// Operations that put to sleep and wake.
 pub fn sleep_op() -> impl Strategy<Value = Op> {
-    prop_oneof![any::<bool>().prop_map(|discard| Op::Sleep { discard }), Just(Op::Wake)]
+    prop_oneof![
+        any::<bool>().prop_map(|discard| Op::Sleep { discard }),
+        any::<bool>().prop_map(|retain| Op::Wake { retain })
+    ]
 }
 
 /// Operations on handles of allocators.

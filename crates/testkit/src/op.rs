@@ -253,7 +253,10 @@ pub enum Op {
         discard: bool,
     },
     /// Wake what is asleep.
-    Wake,
+    Wake {
+        /// Retain backups.
+        retain: bool,
+    },
     /// Change the budget.
     Budget {
         /// The budget in pages, modulo twice the device.

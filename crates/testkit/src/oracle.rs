@@ -38,6 +38,8 @@ pub struct Block {
     pub last_user: StreamId,
     /// The seed of its content. `None` for a block of a pool, while nothing says what it holds.
     pub content: Option<u64>,
+    /// The seed of its content as of the last sleep, while a backup may have that.
+    pub backup: Option<u64>,
     /// The capture or graph that wrote it last, and the seed that it wrote.
     pub graph: Option<(u64, u64)>,
 }

@@ -38,6 +38,8 @@ pub struct Summary {
     pub woken: u64,
     /// Number of sleeps that put a part of a pool to sleep.
     pub pools_slept: u64,
+    /// Bytes of blocks that backups had, as of the last sleep.
+    pub shown_bytes: u64,
     /// Number of bytes of free memory in which a pool that woke had what a replay had left there.
     pub verified_free_bytes: u64,
     /// Number of blocks that came back to a former address.
@@ -69,6 +71,7 @@ impl Summary {
         self.slept += other.slept;
         self.woken += other.woken;
         self.pools_slept += other.pools_slept;
+        self.shown_bytes += other.shown_bytes;
         self.verified_free_bytes += other.verified_free_bytes;
         self.again += other.again;
         self.again_of_destroyed += other.again_of_destroyed;

@@ -130,11 +130,15 @@ pub fn cases(page: u64) -> Vec<Case> {
             world: not_kept,
             ..case("a sleep that waits for the device", &held_other[..2], Sleep { discard: false })
         },
-        case("a wake", &asleep, Wake),
-        case("a wake after a free", &[&asleep[..], &[free(1)]].concat(), Wake),
-        case("a wake out of the heaps", &[&asleep[..], &[alloc(6, 1), free(3), alloc(1, 1)]].concat(), Wake),
-        case("more than a wake can have", &[&asleep[..], &[alloc(6, 1)]].concat(), Wake),
-        Case { world: large_chunks, ..case("a wake of parts of large chunks", &asleep, Wake) },
+        case("a wake", &asleep, Wake { retain: false }),
+        case("a wake after a free", &[&asleep[..], &[free(1)]].concat(), Wake { retain: false }),
+        case(
+            "a wake out of the heaps",
+            &[&asleep[..], &[alloc(6, 1), free(3), alloc(1, 1)]].concat(),
+            Wake { retain: false },
+        ),
+        case("more than a wake can have", &[&asleep[..], &[alloc(6, 1)]].concat(), Wake { retain: false }),
+        Case { world: large_chunks, ..case("a wake of parts of large chunks", &asleep, Wake { retain: false }) },
         case("a lower budget", &cached_on_two, Budget { pages: 3 }),
         case("a range", &[alloc(1, 0)], ReserveRange { pages: 3 }),
         case("a range's growth", &[alloc(3, 0), range(7)], grow(0, 3, 0)),
@@ -172,19 +176,23 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("a lower budget of a pool", &in_flight(&[free(0)]), Budget { pages: 3 }),
         case("a sleep of a pool", &in_flight(&[free(0)]), Sleep { discard: false }),
         case("a sleep of a pool that discards", &in_flight(&[free(0)]), Sleep { discard: true }),
-        case("a wake of a pool", &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }]), Wake),
+        case("a wake of a pool", &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }]), Wake { retain: false }),
         case(
             "a wake of a pool after a free",
             &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }, free(0), alloc(1, 1)]),
-            Wake,
+            Wake { retain: false },
         ),
-        case("more than a wake of a pool can have", &in_flight(&[Sleep { discard: false }, alloc(6, 1)]), Wake),
+        case(
+            "more than a wake of a pool can have",
+            &in_flight(&[Sleep { discard: false }, alloc(6, 1)]),
+            Wake { retain: false },
+        ),
         Case {
             world: large_chunks,
             ..case(
                 "a wake of large chunks of a pool",
                 &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }]),
-                Wake,
+                Wake { retain: false },
             )
         },
         case("a range's growth beside a pool", &in_flight(&[free(0), range(7)]), grow(0, 4, 2)),

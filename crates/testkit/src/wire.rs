@@ -161,7 +161,7 @@ fn operation(record: &[u8]) -> Op {
         48 => Op::FreeRegistered { block: small },
         51 => Op::Reset,
         52 => Op::Sleep { discard: small % 2 == 1 },
-        53 => Op::Wake,
+        53 => Op::Wake { retain: small % 2 == 1 },
         50 => Op::CaptureAs {
             mode: CaptureMode::ALL[usize::from(small / 2) % CaptureMode::ALL.len()],
             elsewhere: small % 2 == 1,
@@ -243,7 +243,7 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             }
             Op::Reset => (51, 0, 0, 0),
             Op::Sleep { discard } => (52, u8::from(discard), 0, 0),
-            Op::Wake => (53, 0, 0, 0),
+            Op::Wake { retain } => (53, u8::from(retain), 0, 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, stream, 0),
         };

@@ -43,7 +43,8 @@ fn next_with_sleep(live: usize) -> Vec<Op> {
     }
     next.push(Complete { stream: 1 });
     next.push(Sleep { discard: false });
-    next.push(Wake);
+    next.push(Wake { retain: false });
+    next.push(Wake { retain: true });
     next
 }
 

@@ -28,11 +28,12 @@ from ._figures import Figures, mark_asleep, record_history, snapshot
 from ._interposers import warn_of_interposers
 from ._memory_saver import serve_regions
 from ._refusals import switch_off
-from ._sleep import Slept, asleep, sleep, tag, wake
+from ._sleep import Slept, asleep, backup_of, sleep, tag, wake
 
 __all__ = [
     "Slept",
     "asleep",
+    "backup_of",
     "backend",
     "enable",
     "explain_oom",

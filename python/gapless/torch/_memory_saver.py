@@ -1,8 +1,10 @@
 """torch_memory_saver on gapless: its interface, unchanged, over tags that sleep and wake.
 
-In its mode ``torch``, a region without a backup is a tag of gapless: pausing puts the tag to sleep, and resuming wakes it, whole or
-not at all. Regions with a backup, those in a capture, and its mode ``preload`` have memory that its own library maps. Each tag of
-that is paused and resumed in turns: the library ends the process where one is paused or resumed twice.
+A region is a tag of gapless: pausing puts the tag to sleep, and resuming wakes it, whole or not at all. Of those of one name,
+regions with a backup are a tag of their own, whose bytes are kept in pinned memory. Regions whose backup is to be elsewhere and
+those in a capture have memory that its own library maps, and so has in its mode ``preload`` what is captured, what is of a device
+that is not the current one, and what is outside of regions. Each tag of that is paused and resumed in turns: the library ends the
+process where one is paused or resumed twice.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ _PARAMETERS = {
     "resume": ["self", "tag"],
     "get_cpu_backup": ["self", "x", "zero_copy"],
 }
+# The kind of a backup that gapless makes.
+_PINNED = "pinned"
+# What the names of tags end with whose bytes are kept.
+_WITH_A_BACKUP = " with a backup"
 # The tag of its memory outside of regions.
 _DEFAULT_TAG = "default"
 
@@ -71,7 +77,8 @@ def serve_regions(serves: Callable[[], bool], tags: Any) -> None:
     """Has torch_memory_saver keep memory of its regions in gapless, once a program imports it.
 
     That is where gapless ``serves`` PyTorch when a program first calls torch_memory_saver. ``tags`` has the functions ``tag``,
-    ``sleep``, ``wake`` and ``asleep`` of ``gapless.torch``, and ``wait_for_devices``, which waits for what is queued.
+    ``sleep``, ``wake``, ``asleep`` and ``backup_of`` of ``gapless.torch``, ``pool_of``, which returns the pool of a tag, and
+    ``wait_for_devices``, which waits for what is queued.
     """
 
     def replace(module: ModuleType) -> None:
@@ -101,7 +108,8 @@ def _over(original: Any, tags: Any) -> Any:
             super().__init__(*arguments, **options)
             # Outside of regions, its library has memory in one mode only.
             self._turns = _Turns({_DEFAULT_TAG} if self._hook_mode == "preload" else set())
-            self._tags_on_gapless: set[str] = set()
+            # The names of tags of gapless, by the tags that they are of.
+            self._tags_on_gapless: dict[str, set[str]] = {}
             self._has_margin = False
             self._watch_margin()
 
@@ -126,18 +134,29 @@ def _over(original: Any, tags: Any) -> Any:
                 "enable_disk_backup": enable_disk_backup,
                 "cpu_backup_backend": cpu_backup_backend,
             }
-            if enable_cpu_backup or enable_disk_backup or not self._may_be_on_gapless() or not tag:
+            backend = self._backend(cpu_backup_backend) if enable_cpu_backup else ""
+            if enable_disk_backup or backend not in ("", _PINNED) or not self._may_be_on_gapless() or not tag:
                 self._turns.add(tag)
                 with super().region(**config):
                     yield
                 return
-            self._tags_on_gapless.add(tag)
-            with tags.tag(tag, backup="discard"), self._with_region_config(**config):
+            name = tag + _WITH_A_BACKUP if enable_cpu_backup else tag
+            self._tags_on_gapless.setdefault(tag, set()).add(name)
+            if self._hook_mode == "preload":
+                # Its library has what is made inside on other devices, and by others than PyTorch.
+                self._turns.add(tag)
+            with tags.tag(name, backup=_PINNED if enable_cpu_backup else "discard"), self._with_region_config(**config):
+                # Where programs look for the pools of their regions.
+                self._mem_pools[tag, enable_cpu_backup, False, backend, self._current_device()] = tags.pool_of(name)
                 yield
+
+        def _backend(self, named: Optional[str]) -> str:
+            """The kind of memory that backups are to be in."""
+            return named or self._binary_wrapper.cdll.tms_get_cpu_backup_backend().decode()
 
         def _may_be_on_gapless(self) -> bool:
             """Replays use memory that was freed, and free memory of a tag's pool moves: the library has the regions of captures."""
-            return self._hook_mode == "torch" and not self._has_margin and not self._device_module.is_current_stream_capturing()
+            return not self._has_margin and not self._device_module.is_current_stream_capturing()
 
         @contextmanager
         def cuda_graph(self, *arguments: Any, tag: str, **options: Any) -> Iterator[None]:
@@ -158,19 +177,21 @@ def _over(original: Any, tags: Any) -> Any:
 
         def resume(self, tag: Optional[str]) -> None:
             names = self._on_gapless(tag)
+            retain = bool(names) and self._binary_wrapper.cdll.tms_get_retain_cpu_backup()
             # All that is asleep wakes whole or not at all, which several tags by their names do not.
             if len(names) > 1 and names >= tags.asleep().keys():
-                tags.wake()
+                tags.wake(retain=retain)
             elif names:
-                tags.wake(*sorted(names))
+                tags.wake(*sorted(names), retain=retain)
             self._turns.resume(tag, super().resume)
 
         def _on_gapless(self, tag: Optional[str]) -> set[str]:
-            return self._tags_on_gapless & {tag} if tag else set(self._tags_on_gapless)
+            chosen = [tag] if tag else list(self._tags_on_gapless)
+            return {name for of in chosen for name in self._tags_on_gapless.get(of, ())}
 
         def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
             if x.is_cuda and x.is_contiguous() and _is_gapless(x.data_ptr()):
-                return None
+                return tags.backup_of(x, copy=not zero_copy)
             return super().get_cpu_backup(x, zero_copy=zero_copy)
 
     return MemorySaver

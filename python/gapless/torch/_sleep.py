@@ -14,6 +14,7 @@ _PINNED = "pinned"
 # The kinds of backups, as the library numbers them.
 _BACKUPS = {"discard": 0, _PINNED: 1}
 _ORDINARY = 1
+_RETAIN_BACKUPS = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,25 +131,53 @@ def _sum(one: Slept, other: Slept) -> Slept:
     return Slept(**{name: getattr(one, name) + getattr(other, name) for name in names})
 
 
-def wake(*tags: str, wait: float = 0.0) -> int:
+def wake(*tags: str, wait: float = 0.0, retain: bool = False) -> int:
     """Brings back what is asleep of some tags, at the same addresses; without any, all that is asleep. Returns how many bytes.
 
     Each tag wakes whole or not at all, and so does what is asleep without one named. Where there is too little memory, tries again
     for ``wait`` seconds: another process may be about to give some back. Then raises ``gapless.OutOfMemoryError``, and what has
     not woken is asleep as before.
+
+    With ``retain``, backups are kept: :func:`backup_of` has the bytes as of the sleep, in the same memory of the host from sleep to
+    sleep, until a tensor's memory is freed or sleeps again. Memory of captured graphs keeps none.
     """
     if not wait >= 0:
         raise ValueError(f"wait is a number of seconds from 0 on, not {wait!r}")
     woken = 0
     milliseconds = min(int(wait * 1000), (1 << 63) - 1) if wait != float("inf") else (1 << 63) - 1
+    flags = _RETAIN_BACKUPS if retain else 0
     library = _library.load()
     for device in _devices():
         for name in tags or (None,):
             mapped = ctypes.c_uint64()
             text = None if name is None else name.encode()
-            _library.check(library.gapless_wake(device, text, milliseconds, mapped))
+            _library.check(library.gapless_wake(device, text, milliseconds, flags, mapped))
             woken += mapped.value
     return woken
+
+
+def backup_of(tensor: Any, copy: bool = True) -> Any:
+    """The bytes of a contiguous tensor as the host has them: a tensor there. ``None`` where they are in no backup, or none.
+
+    That is while the tensor's memory is asleep with a backup, and after a :func:`wake` with ``retain``. Without a ``copy``, the
+    result is the backup itself: it is not to be used any more once the tensor's memory wakes, sleeps again or is freed, or with a
+    backup that is retained, sleeps again or is freed.
+
+    Raises ``gapless.GaplessError`` where a part of it has stayed awake, as beside memory that another process has open.
+    """
+    import torch
+
+    _expect_enabled()
+    if not tensor.is_cuda or not tensor.is_contiguous():
+        raise ValueError("a backup is of a contiguous tensor on a GPU")
+    start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    host = ctypes.c_void_p()
+    _library.check(_library.load().gapless_backup_of(tensor.device.index, start, size, host))
+    if host.value is None:
+        return None
+    backup = torch.frombuffer((ctypes.c_uint8 * size).from_address(host.value), dtype=torch.uint8)
+    backup = backup.view(tensor.dtype).view(tensor.shape)
+    return backup.clone() if copy else backup
 
 
 def asleep() -> dict[Optional[str], int]:
@@ -159,6 +188,14 @@ def asleep() -> dict[Optional[str], int]:
         for its in report["asleep"]:
             found[its["tag"]] = found.get(its["tag"], 0) + its["asleep_bytes"]
     return found
+
+
+def pool_of(name: str) -> Any:
+    """The pool of a tag on the current device, once something was made there under it."""
+    import torch
+
+    with _lock:
+        return _tags[name].pools[torch.cuda.current_device()]
 
 
 def wait_for_devices() -> None:

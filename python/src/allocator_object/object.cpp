@@ -135,10 +135,14 @@ void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t strea
     return pointer;
 }
 
-// Memory that torch_memory_saver wants to pause has to come from cudaMalloc, which gapless does not call.
+// Memory that torch_memory_saver wants to pause has to come from cudaMalloc, which gapless does not call, unless gapless pauses it:
+// that of tags, which are its regions for the most part.
 Owner AllocatorObject::intercepted(DeviceIndex device, const Route &route) {
     if (route.owner == Owner::Native || !is_intercepted_()) {
         return route.owner;
+    }
+    if (route.pool != PoolId{0, 0} && is_ordinary(device, route.pool)) {
+        return Owner::Gapless;
     }
     if (route.pool != PoolId{0, 0} && !hand_over(device, route.pool)) {
         TORCH_WARN_ONCE("gapless: torch_memory_saver cannot pause the memory of a pool that had memory before its region began");

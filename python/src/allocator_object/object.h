@@ -141,6 +141,7 @@ class AllocatorObject final : public CUDAAllocator {
     void settle_native(DeviceIndex device);
     void *retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status);
     Owner intercepted(DeviceIndex device, const Route &route);
+    bool is_ordinary(DeviceIndex device, PoolId pool) const;
     bool hand_over(DeviceIndex device, PoolId pool);
     void *ask_native(size_t bytes, cudaStream_t stream);
     static bool is_of_program(const plain::TraceEntry &entry);

@@ -105,6 +105,13 @@ void AllocatorObject::setUseOnOOM(DeviceIndex device, PoolId pool) {
     check(gapless_.torch_lend_pool(device, named(pool), use_on_oom), "use_on_oom");
 }
 
+// Whether a pool is not for captured graphs: those of tags are not.
+bool AllocatorObject::is_ordinary(DeviceIndex device, PoolId pool) const {
+    gapless_pool_kind kind = GAPLESS_POOL_GRAPH;
+    check(gapless_.torch_pool_kind(device, named(pool), &kind), "the kind of a pool");
+    return kind == GAPLESS_POOL_ORDINARY;
+}
+
 // Makes a pool of gapless one of PyTorch's own allocator, with its users, and open as often. Returns false where it has memory.
 bool AllocatorObject::hand_over(DeviceIndex device, PoolId pool) {
     if (!blocks(device, pool, false).empty()) {

@@ -300,7 +300,7 @@ cudaError_t cudaFree(void *pointer) {
     }
     IN_CONTEXT(cuMemFree((CUdeviceptr)pointer));
 }
-/* Pinned memory: host memory, of which it is known where it lies. */
+/* Pinned memory: host memory, of which it is known where it lies. The driver knows what it has allocated itself. */
 struct pinned {
     struct pinned *next;
     char *begin;
@@ -326,7 +326,7 @@ static bool pinned_flags(const void *pointer, unsigned int *flags) {
         *flags = entry->flags;
     }
     pthread_mutex_unlock(&pinned_lock);
-    return entry != NULL;
+    return entry != NULL || cuMemHostGetFlags(flags, (void *)pointer) == CUDA_SUCCESS;
 }
 
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags) {

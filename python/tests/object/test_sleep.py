@@ -148,6 +148,35 @@ def test_a_wake_that_is_short_changes_nothing_and_waits():
     assert holds(weights, 1)
 
 
+def test_a_backup_can_be_read():
+    with gapless.torch.tag("weights"):
+        weights = filled(3, 1).view(torch.float16).view(3, -1)
+    other = filled(2, 2)
+    of_weights = weights.cpu()
+    assert gapless.torch.backup_of(weights) is None
+    gapless.torch.sleep("weights")
+    backup = gapless.torch.backup_of(weights)
+    assert torch.equal(backup, of_weights) and backup.device.type == "cpu" and backup.data_ptr() % 2 == 0
+    shared = gapless.torch.backup_of(weights, copy=False)
+    assert torch.equal(shared, backup) and shared.data_ptr() != backup.data_ptr()
+    assert torch.equal(gapless.torch.backup_of(weights[1:, :]), of_weights[1:])
+    assert gapless.torch.backup_of(other) is None and gapless.torch.backup_of(weights[:0]) is None
+    for byte in (3, 4):
+        gapless.torch.wake("weights", retain=True)
+        kept = gapless.torch.backup_of(weights, copy=False)
+        assert torch.equal(kept, of_weights) and kept.data_ptr() == shared.data_ptr()
+        ctypes.memset(weights.data_ptr(), byte, 3 * MIB)
+        gapless.torch.sleep("weights")
+        assert gapless.torch.backup_of(weights, copy=False).data_ptr() == shared.data_ptr()
+        of_weights = torch.full((3 * MIB,), byte, dtype=torch.uint8).view(torch.float16).view(3, -1)
+        assert torch.equal(gapless.torch.backup_of(weights), of_weights)
+    gapless.torch.wake()
+    assert gapless.torch.backup_of(weights) is None
+    for bad in (weights.t(), backup):
+        with pytest.raises(ValueError, match="a backup is of a contiguous tensor on a GPU"):
+            gapless.torch.backup_of(bad)
+
+
 def test_misuse_is_refused():
     for name in ("", None, 7):
         with pytest.raises(ValueError, match="a tag needs a name"):

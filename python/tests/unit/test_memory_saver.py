@@ -9,6 +9,9 @@ import pytest
 
 from gapless.torch import _memory_saver
 
+BACKUP = {"enable_cpu_backup": True}
+# A backup that gapless does not make.
+LIBRARY = {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}
 WITHOUT = {"enable_cpu_backup": False, "enable_disk_backup": False, "cpu_backup_backend": None}
 
 
@@ -16,7 +19,11 @@ class Library:
     """The functions of torch_memory_saver's library."""
 
     def __init__(self, told):
+        self.backend = b"pinned"
+        self.retains = False
         self.set_memory_margin_bytes = lambda value: told.append(("margin", value))
+        self.tms_get_cpu_backup_backend = lambda: self.backend
+        self.tms_get_retain_cpu_backup = lambda: self.retains
 
 
 def entrypoint(told):
@@ -27,6 +34,10 @@ def entrypoint(told):
             self._hook_mode = hook_mode
             self._binary_wrapper = types.SimpleNamespace(cdll=Library(told))
             self._device_module = types.SimpleNamespace(is_current_stream_capturing=lambda: False)
+            self._mem_pools = {}
+
+        def _current_device(self):
+            return 0
 
         @contextmanager
         def region(self, tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend):
@@ -66,7 +77,7 @@ class Tags:
 
     @contextmanager
     def tag(self, name, backup):
-        assert backup == "discard"
+        assert backup == ("pinned" if name.endswith("with a backup") else "discard")
         self.told.append(("tag", name))
         yield
         self.told.append(("tag ends", name))
@@ -77,14 +88,20 @@ class Tags:
         self.told.append(("sleep", *names))
         self.sleeping.update(names)
 
-    def wake(self, *names):
+    def wake(self, *names, retain=False):
         if self.failure:
             raise self.failure
-        self.told.append(("wake", *names))
+        self.told.append(("wake", *names, *(["retained"] if retain else [])))
         self.sleeping -= set(names) or set(self.sleeping)
 
     def asleep(self):
         return dict.fromkeys(self.sleeping, 1)
+
+    def pool_of(self, name):
+        return f"pool of {name}"
+
+    def backup_of(self, tensor, copy):
+        return "copied" if copy else "shared"
 
     def wait_for_devices(self):
         self.waits += 1
@@ -123,15 +140,52 @@ def test_a_region_without_a_backup_is_a_tag(start, told):
     assert told == [("tag", "cache"), ("config", "cache"), ("config ends", "cache"), ("tag ends", "cache")]
 
 
-@pytest.mark.parametrize("options", [{"enable_cpu_backup": True}, {"enable_disk_backup": True}])
-def test_a_region_with_a_backup_is_of_the_library(start, told, options):
-    make(start(), "weights", **options)
+def test_a_region_with_a_backup_is_another_tag(start, told):
+    saver = start()
+    make(saver, "weights")
+    told.clear()
+    make(saver, "weights", **BACKUP)
+    name = "weights with a backup"
+    assert told == [("tag", name), ("config", "weights"), ("config ends", "weights"), ("tag ends", name)]
+    # Under the keys of torch_memory_saver.
+    assert saver._mem_pools == {
+        ("weights", False, False, "", 0): "pool of weights",
+        ("weights", True, False, "pinned", 0): "pool of weights with a backup",
+    }
+    told.clear()
+    saver.pause("weights")
+    saver.resume("weights")
+    assert told == [("sleep", "weights", name), ("wake",)]
+
+
+def test_backups_are_retained_where_the_library_is_told_so(start, told):
+    saver = start()
+    make(saver, "a", **BACKUP)
+    make(saver, "b", **BACKUP)
+    told.clear()
+    saver.pause(None)
+    saver._binary_wrapper.cdll.retains = True
+    saver.resume("a")
+    saver.resume(None)
+    assert told[1:] == [("wake", "a with a backup", "retained"), ("wake", "retained")]
+
+
+@pytest.mark.parametrize(
+    ("options", "backend"),
+    [(LIBRARY, b"pinned"), ({"enable_disk_backup": True}, b"pinned"), ({"enable_cpu_backup": True}, b"mmap")],
+)
+def test_a_region_with_another_backup_is_of_the_library(start, told, options, backend):
+    saver = start()
+    saver._binary_wrapper.cdll.backend = backend
+    make(saver, "weights", **options)
     assert told == [("region", "weights")]
 
 
-def test_mode_preload_is_of_the_library(start, told):
+def test_mode_preload_has_regions_on_gapless_and_the_rest_in_the_library(start, told):
     saver = start("preload")
     make(saver, "cache")
+    assert told.pop(0) == ("tag", "cache")
+    told.clear()
     of_graph = {"cuda_graph": None, "pool": None, "stream": None, "capture_error_mode": "global"}
     with saver.cuda_graph(**of_graph, tag="graph", enable_cpu_backup=False, cpu_backup_backend=None):
         pass
@@ -140,11 +194,13 @@ def test_mode_preload_is_of_the_library(start, told):
     saver.resume(None)
     # Everything was paused at the end: one call.
     assert told == [
-        ("region", "cache"),
         ("graph", "graph"),
         ("pause", "graph"),
+        ("sleep", "cache"),
+        # On other devices, for example.
         ("pause", "cache"),
         ("pause", "default"),
+        ("wake", "cache"),
         ("resume", None),
     ]
 
@@ -179,7 +235,7 @@ def test_tags_sleep_and_wake_by_name(start, told, tags):
     saver = start()
     make(saver, "a")
     make(saver, "b")
-    make(saver, "weights", enable_cpu_backup=True)
+    make(saver, "weights", **LIBRARY)
     told.clear()
     for tag in ("a", "nobody", None):
         saver.pause(tag)
@@ -212,7 +268,7 @@ def test_what_others_have_put_to_sleep_stays_asleep(start, told, tags):
 def test_a_tag_on_gapless_and_in_the_library(start, told):
     saver = start()
     make(saver, "a")
-    make(saver, "a", enable_cpu_backup=True)
+    make(saver, "a", **LIBRARY)
     told.clear()
     for _ in range(2):
         saver.pause("a")
@@ -224,7 +280,7 @@ def test_a_tag_on_gapless_and_in_the_library(start, told):
 def test_nothing_is_paused_in_the_library_where_gapless_refuses(start, told, tags):
     saver = start()
     make(saver, "a")
-    make(saver, "a", enable_cpu_backup=True)
+    make(saver, "a", **LIBRARY)
     told.clear()
     for call in (saver.pause, saver.resume):
         tags.failure = RuntimeError("short")
@@ -238,23 +294,24 @@ def test_nothing_is_paused_in_the_library_where_gapless_refuses(start, told, tag
 
 def test_memory_that_goes_on_being_made_in_a_paused_tag_does_not_wake_it(start, told):
     saver = start()
-    make(saver, "a", enable_cpu_backup=True)
+    make(saver, "a", **LIBRARY)
     saver.pause("a")
-    make(saver, "a", enable_cpu_backup=True)
+    make(saver, "a", **LIBRARY)
     told.clear()
     saver.pause("a")
     saver.resume("a")
     assert told == [("resume", "a")]
 
 
-def test_memory_of_gapless_has_no_backup(start, told, monkeypatch):
+def test_backups_of_gapless_are_its_own(start, told, monkeypatch):
     saver = start()
     monkeypatch.setattr(_memory_saver, "_is_gapless", lambda address: address == 1)
 
     def tensor(address, **facts):
         return types.SimpleNamespace(**{"is_cuda": True, "is_contiguous": lambda: True, "data_ptr": lambda: address, **facts})
 
-    assert saver.get_cpu_backup(tensor(1)) is None and told == []
+    assert saver.get_cpu_backup(tensor(1)) == "copied" and saver.get_cpu_backup(tensor(1), zero_copy=True) == "shared"
+    assert told == []
     # Whatever is no memory of the device is the library's to judge.
     for other in (tensor(2), tensor(1, is_cuda=False), tensor(1, is_contiguous=lambda: False)):
         assert saver.get_cpu_backup(other, zero_copy=True) == "bytes"

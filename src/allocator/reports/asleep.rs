@@ -8,6 +8,6 @@ pub struct Asleep {
     pub asleep_bytes: u64,
     /// Bytes of the live allocations in them, rounding included, and in those that are about to be or wake at the moment.
     pub live_bytes: u64,
-    /// Bytes of the host's memory that hold the content of both.
+    /// Bytes of the host's memory with backups of both, and with those that were [retained](crate::allocator::Wake::retain).
     pub backup_bytes: u64,
 }

@@ -12,7 +12,7 @@ use crate::units::DeviceAddr;
 pub const MAX_ARENAS: usize = 64;
 
 /// The region in a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// The stream that the region belongs to.
     pub stream: StreamIndex,

@@ -26,6 +26,8 @@ pub struct Extras {
     pub ticket: Option<u64>,
     /// The parts of it, as offsets in the region, that are asleep or about to be: they keep their addresses, and have no memory.
     pub asleep: Vec<Range<u64>>,
+    /// Whether the host has its bytes as of a sleep that is over.
+    pub has_backup: bool,
     /// Number of times that a part of it was put to sleep.
     pub sleeps: u64,
     /// Of a block that was freed while it was pinned: what it waits for once the last pin is gone.
@@ -35,7 +37,8 @@ pub struct Extras {
 impl Extras {
     /// Of a live block that was allocated on `home`.
     pub fn new(home: StreamIndex) -> Self {
-        Self { sharers: Sharers::new(home), pins: 0, ticket: None, asleep: Vec::new(), sleeps: 0, freed: None }
+        let sharers = Sharers::new(home);
+        Self { sharers, pins: 0, ticket: None, asleep: Vec::new(), has_backup: false, sleeps: 0, freed: None }
     }
 }
 
@@ -54,7 +57,8 @@ impl Extras {
     /// Whether the block could as well have none.
     pub fn are_needless(&self, owner: StreamIndex) -> bool {
         let alone = self.sharers.home == owner && self.sharers.others.is_empty();
-        alone && self.pins == 0 && self.ticket.is_none() && self.asleep.is_empty() && self.freed.is_none()
+        let is_plain = self.pins == 0 && self.ticket.is_none() && !self.has_backup;
+        alone && is_plain && self.asleep.is_empty() && self.freed.is_none()
     }
 }
 

@@ -67,6 +67,24 @@ impl StreamState {
         }
     }
 
+    /// Whether the host has the bytes of a live block as of a sleep that is over.
+    pub fn has_backup(&self, at: BlockAt) -> bool {
+        self.extras.get(&at).is_some_and(|extras| extras.has_backup)
+    }
+
+    /// Notes that the host keeps the bytes of a block that wakes. Returns false for one that has been freed.
+    pub fn retain_backup(&mut self, at: BlockAt) -> bool {
+        let asleep = self.extras.get_mut(&at).filter(|extras| !extras.asleep.is_empty());
+        asleep.map(|extras| extras.has_backup = true).is_some()
+    }
+
+    /// Notes that the host does not have the bytes of a block any more that falls asleep.
+    pub fn forget_backup(&mut self, at: BlockAt) {
+        if let Some(extras) = self.extras.get_mut(&at) {
+            extras.has_backup = false;
+        }
+    }
+
     /// Number of pins.
     pub fn pins(&self) -> usize {
         self.extras.values().map(|extras| extras.pins as usize).sum()
@@ -107,6 +125,7 @@ impl StreamState {
                 return;
             }
             if extras.pins > 0 {
+                extras.has_backup = false;
                 extras.ticket = None;
                 extras.freed = Some(fences);
                 self.open_elsewhere_bytes += self.pinned_bytes(at);

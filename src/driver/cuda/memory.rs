@@ -278,6 +278,14 @@ impl MemoryDriver for CudaDriver {
         let result = unsafe { self.library.api().cuMemFreeHost(memory.0 as *mut c_void) };
         self.library.check(call, "cuMemFreeHost", result)
     }
+
+    fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
+        let call = DriverCall::HostAlloc;
+        let (start, bytes) = (size(call, memory.0 + offset)? as *const u8, size(call, bytes)?);
+        // SAFETY: a range of memory of `host_alloc`, which is neither freed nor written to meanwhile (the trait's contract).
+        read(unsafe { std::slice::from_raw_parts(start, bytes) });
+        Ok(())
+    }
 }
 
 /// Bytes of addresses that the drivers of this process have reserved.

@@ -97,6 +97,16 @@ impl Bytes {
     }
 }
 
+/// The bytes of a range.
+///
+/// # Safety
+/// `[addr, addr + len)` is mapped readable, and nothing writes to it, for as long as the value is used.
+pub(super) unsafe fn slice<'a>(addr: u64, len: u64) -> &'a [u8] {
+    let len = usize::try_from(len).expect("a mapped range is one of this process");
+    // SAFETY: the function's contract; bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(pointer(addr), len) }
+}
+
 /// An address as a pointer to memory that Rust's own objects never lie in.
 fn pointer<T>(addr: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(usize::try_from(addr).expect("a mapped address is one of this process"))

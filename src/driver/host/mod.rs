@@ -424,6 +424,22 @@ impl MemoryDriver for HostDriver {
         books.host_memory.remove(&memory);
         Ok(())
     }
+
+    fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
+        const CALL: DriverCall = DriverCall::HostAlloc;
+        let start = {
+            let mut books = self.books.lock();
+            let is_written = books.in_flight.values().any(|work| work.task.writes(memory));
+            let answer = match is_written {
+                true => Err(Refusal::Misuse(format!("{memory:?} is read while a copy to it is in flight"))),
+                false => books.ledger.check_host(memory, offset, bytes),
+            };
+            books.enforce(CALL, answer)?
+        };
+        // SAFETY: the range is within memory of the host, which is neither freed nor written to meanwhile (the trait's contract).
+        read(unsafe { bytes::slice(start + offset, bytes) });
+        Ok(())
+    }
 }
 
 fn no_stream(call: DriverCall, stream: StreamId) -> DriverError {

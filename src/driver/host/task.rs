@@ -99,6 +99,11 @@ impl Task {
             Self::Fill { .. } | Self::Verify { .. } | Self::Copy { .. } => false,
         }
     }
+
+    /// Whether the task writes to a piece of the host's memory.
+    pub(super) fn writes(self, memory: HostMemory) -> bool {
+        matches!(self, Self::CopyOut { target, .. } if target.memory == memory)
+    }
 }
 
 impl Span {

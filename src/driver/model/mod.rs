@@ -298,6 +298,12 @@ impl MemoryDriver for ModelDriver {
         let mut state = self.call(DriverCall::HostFree, 0.0);
         enforce(DriverCall::HostFree, state.ledger.host_free(memory)).map(drop)
     }
+
+    fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, _: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
+        const CALL: DriverCall = DriverCall::HostAlloc;
+        enforce(CALL, self.state.lock().ledger.check_host(memory, offset, bytes))?;
+        Err(DriverError::new(CALL, DriverErrorKind::NotSupported, "a model has no bytes"))
+    }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a cost")]

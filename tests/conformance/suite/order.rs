@@ -1,7 +1,9 @@
 //! The contract of order: streams, events, waits, and copies to the host.
 
 use super::{MAIN, Mapped, Subject, kind, recorded};
-use gapless::driver::{DriverErrorKind, EventHandle, HoldStreams, PER_THREAD_STREAM, StreamLifetime, WorkDriver};
+use gapless::driver::{
+    DriverErrorKind, EventHandle, HoldStreams, PER_THREAD_STREAM, StreamLifetime, WorkDriver, pattern_byte,
+};
 use gapless::units::StreamId;
 use std::time::Duration;
 
@@ -172,6 +174,13 @@ pub fn copies_go_to_the_host_and_back<D: Subject>(driver: &D) {
     let copied = recorded(driver, lane);
     driver.event_synchronize(copied).unwrap();
     driver.event_destroy(copied).unwrap();
+    let mut seen = None;
+    let shown = driver.host_read(memory, 100 + 3, 500, &mut |bytes| seen = Some(bytes.to_vec()));
+    let expected: Vec<u8> = (3..503).map(|offset| pattern_byte(7, offset)).collect();
+    match shown {
+        Ok(()) => assert_eq!(seen, Some(expected)),
+        Err(error) => assert_eq!((error.kind, seen), (DriverErrorKind::NotSupported, None)),
+    }
     driver.host_free(memory).unwrap();
     driver.destroy_copy_stream(lane).unwrap();
     mapped.unmap_all();

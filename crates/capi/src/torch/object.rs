@@ -6,7 +6,7 @@
 //!
 //! Threads: any.
 
-use super::plugin::{gapless_torch_pool, worded};
+use super::plugin::{GAPLESS_POOL_GRAPH, GAPLESS_POOL_ORDINARY, gapless_pool_kind, gapless_torch_pool, worded};
 use crate::abi::{CUstream_st, address, device_pointer, stream_id};
 use crate::last_error::guard;
 use crate::out::check_out;
@@ -15,7 +15,7 @@ use crate::stats::{gapless_stats, write_stats};
 use crate::status::{Answer, Failure, GAPLESS_ERROR_BUFFER_TOO_SMALL, GAPLESS_ERROR_NOT_FOUND, gapless_status};
 use gapless::driver::cuda::CudaDriver;
 use gapless::{DeviceAddr, StreamId};
-use gapless_process::{Block, BlockUse, Device, Place, PoolId, Request, StreamLives};
+use gapless_process::{Block, BlockUse, Device, Place, PoolId, PoolKind, Request, StreamLives};
 use std::ffi::c_void;
 
 /// A block of a device's memory, or a live allocation.
@@ -233,6 +233,28 @@ pub unsafe extern "C" fn gapless_torch_pool_users(
         let found = device_of(device)?.pools().users((pool.first, pool.second));
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { users.write(found) };
+        Ok(())
+    })
+}
+
+/// Writes what a pool is for to *kind, one of the GAPLESS_POOL_... numbers: GAPLESS_POOL_GRAPH when there is no such pool.
+///
+/// # Safety
+/// kind points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_torch_pool_kind(
+    device: i32,
+    pool: gapless_torch_pool,
+    kind: *mut gapless_pool_kind,
+) -> gapless_status {
+    guard(|| {
+        check_out(kind, "kind")?;
+        let found = match device_of(device)?.pools().named((pool.first, pool.second)).map(|pool| pool.kind()) {
+            Some(PoolKind::Ordinary) => GAPLESS_POOL_ORDINARY,
+            Some(PoolKind::Graph) | None => GAPLESS_POOL_GRAPH,
+        };
+        // SAFETY: not null, so valid for a write (the function's contract).
+        unsafe { kind.write(found) };
         Ok(())
     })
 }

@@ -8,7 +8,7 @@
 
 use super::{Pool, PoolKind, Pools};
 use crate::driver::DeviceDriver;
-use gapless::allocator::{AllocError, Backup, LeftAwake, Pin, Slept, Woken};
+use gapless::allocator::{AllocError, Backup, LeftAwake, Pin, Slept, Wake, Woken};
 use gapless::{Allocator, DeviceAddr};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl<D: DeviceDriver> Pools<D> {
                 Ok(its) => add_slept(&mut slept, &its),
                 Err(error) => {
                     for earlier in &members[..number] {
-                        let _ = self.wake_one(earlier);
+                        let _ = self.wake_one(earlier, false);
                     }
                     self.share_budget(&mut self.books());
                     return Err(error);
@@ -85,23 +85,26 @@ impl<D: DeviceDriver> Pools<D> {
     }
 
     /// Wakes several allocators. Where there is no memory for one, what has woken before sleeps again.
-    pub(crate) fn wake_all(&self, members: &[Member<D>]) -> Result<Woken, AllocError> {
+    pub(crate) fn wake_all(&self, members: &[Member<D>], retain: bool) -> Result<Woken, AllocError> {
         let mut woken = Woken::default();
         let mut before = Vec::new();
         for (number, member) in members.iter().enumerate() {
             // Behind the last one, nothing could fail.
             let is_last = number + 1 == members.len();
             let sleepers = if is_last { HashSet::new() } else { member.asleep() };
-            match self.wake_one(member) {
+            // What was discarded has no backup afterwards, either.
+            let has_backup = member.allocator().asleep().backup_bytes > 0;
+            let backup = if has_backup { Backup::Pinned } else { Backup::Discard };
+            match self.wake_one(member, retain) {
                 Ok(its) => {
                     woken.mapped_bytes += its.mapped_bytes;
                     woken.copied_bytes += its.copied_bytes;
                     if its.mapped_bytes > 0 {
-                        before.push((member, sleepers));
+                        before.push((member, sleepers, backup));
                     }
                 }
                 Err(error) => {
-                    before.iter().for_each(|(earlier, sleepers)| sleep_again(earlier, sleepers));
+                    before.iter().for_each(|(earlier, sleepers, backup)| sleep_again(earlier, sleepers, *backup));
                     self.share_budget(&mut self.books());
                     return Err(error);
                 }
@@ -112,9 +115,10 @@ impl<D: DeviceDriver> Pools<D> {
     }
 
     /// Wakes one allocator, if need be with the memory that others have free.
-    fn wake_one(&self, member: &Member<D>) -> Result<Woken, AllocError> {
+    fn wake_one(&self, member: &Member<D>, retain: bool) -> Result<Woken, AllocError> {
+        let now = Wake { wait: Duration::ZERO, retain };
         self.lend_to(member);
-        let outcome = member.allocator().wake(Duration::ZERO);
+        let outcome = member.allocator().wake(now);
         if !matches!(&outcome, Err(AllocError::OutOfMemory(_))) {
             return outcome;
         }
@@ -127,7 +131,7 @@ impl<D: DeviceDriver> Pools<D> {
             self.trim_ordinary(None);
         }
         self.lend_to(member);
-        member.allocator().wake(Duration::ZERO)
+        member.allocator().wake(now)
     }
 
     /// Lets an allocator hold all that nobody holds.
@@ -165,12 +169,11 @@ impl<D: DeviceDriver> Pools<D> {
 }
 
 /// Puts to sleep again what has woken of an allocator, and nothing else. What cannot sleep stays awake.
-fn sleep_again<D: DeviceDriver>(member: &Member<D>, sleepers: &HashSet<DeviceAddr>) {
+fn sleep_again<D: DeviceDriver>(member: &Member<D>, sleepers: &HashSet<DeviceAddr>, backup: Backup) {
     let allocator = member.allocator();
     let others = allocator.live().into_iter().map(|live| live.addr).filter(|addr| !sleepers.contains(addr));
     let _awake: Vec<Pin<D>> = others.filter_map(|addr| allocator.pin(addr).ok()).collect();
-    // Also what had been discarded: by now its bytes are as good as others.
-    let _ = allocator.sleep(Backup::Pinned);
+    let _ = allocator.sleep(backup);
 }
 
 fn add_slept(sum: &mut Slept, its: &Slept) {

@@ -1,5 +1,6 @@
 //! Sleep and wake of tags, and of everything: several allocators of a device, as one.
 
+mod backups;
 mod beside;
 mod refused;
 #[path = "../../../../tests/simulated/mod.rs"]

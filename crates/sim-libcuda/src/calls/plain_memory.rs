@@ -96,6 +96,18 @@ pub unsafe extern "C" fn cuMemAllocHost_v2(addr: *mut *mut c_void, bytes: usize)
     unsafe { put(addr, at.cast()) }
 }
 
+/// Says whether an address lies in memory of `cuMemAllocHost`: such memory has no flags.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostGetFlags(flags: *mut u32, addr: *mut c_void) -> Code {
+    let (state, _) = begin_current!("cuMemHostGetFlags");
+    let lies_in = |(start, count): (&u64, &usize)| (addr as u64).wrapping_sub(*start) < 16 * *count as u64;
+    if !state.pinned.lock().iter().any(lies_in) {
+        return INVALID;
+    }
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { put(flags, 0) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeHost(addr: *mut c_void) -> Code {
     let (state, _) = begin_current!("cuMemFreeHost");

@@ -360,6 +360,10 @@ impl MemoryDriver for Cuda {
         self.state.lock().host_memory -= 1;
         Ok(())
     }
+
+    fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
+        self.driver.host_read(memory, offset, bytes, read)
+    }
 }
 
 impl StreamDriver for Cuda {

@@ -75,6 +75,7 @@ impl<D: Device> Runner<D> {
             since,
             last_user,
             content: None,
+            backup: None,
             graph: None,
         };
         self.instance_mut().oracle.add(block);

@@ -99,6 +99,7 @@ impl<D: Device> Runner<D> {
             since,
             last_user: stream,
             content: None,
+            backup: None,
             graph: None,
         });
         self.write(addr, stream);

@@ -5,8 +5,8 @@ use super::instance::Instance;
 use crate::device::Device;
 use crate::graphs::Left;
 use crate::oracle::Block;
-use gapless::allocator::{AllocError, Backup, StreamError};
-use gapless::driver::MemoryDriver;
+use gapless::allocator::{AllocError, Backup, StreamError, Wake};
+use gapless::driver::{DriverErrorKind, MemoryDriver, pattern_byte};
 use gapless::units::DeviceAddr;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,10 +20,7 @@ impl<D: Device> Runner<D> {
         }
         let (backup, reserved) =
             (if discard { Backup::Discard } else { Backup::Pinned }, self.allocator().reserved_bytes());
-        let (oracle, witness) = (&self.instance().oracle, self.driver.inner());
-        let has_memory =
-            |block: &&Block| oracle.backing(&self.world, witness, block.addr, block.bytes.max(1)).next().is_some();
-        let had_memory: BTreeSet<u64> = live.iter().filter(has_memory).map(|block| block.addr.0).collect();
+        let had_memory = self.with_memory(&live);
         let was_asleep = self.allocator().stats().asleep_bytes;
         let left = self.write_free_memory();
         let slept = match self.allocator().sleep(backup) {
@@ -61,6 +58,21 @@ impl<D: Device> Runner<D> {
             let elsewhere = oracle.range_bytes(&world) + oracle.registered_bytes() + oracle.abandoned_bytes;
             assert!(stats.reserved_bytes <= elsewhere, "memory is left after a sleep: {slept:?} {stats:?}");
         }
+        let left_awake = self.with_memory(&live);
+        for addr in had_memory {
+            let block = self.instance_mut().oracle.live.get_mut(&addr).expect("a live block");
+            // What stays awake in part may have a backup of before.
+            block.backup = block.content.filter(|_| !left_awake.contains(&addr));
+        }
+        self.check_backups();
+    }
+
+    /// The addresses of those of some live blocks that have memory, at least in part.
+    fn with_memory(&self, live: &[Block]) -> BTreeSet<u64> {
+        let (oracle, witness) = (&self.instance().oracle, self.driver.inner());
+        let has_memory =
+            |block: &&Block| oracle.backing(&self.world, witness, block.addr, block.bytes.max(1)).next().is_some();
+        live.iter().filter(has_memory).map(|block| block.addr.0).collect()
     }
 
     /// Notes that the current allocator, if it is a pool, was put to sleep, with what a replay `left` in memory that sleeps.
@@ -73,16 +85,40 @@ impl<D: Device> Runner<D> {
         }
     }
 
+    /// Checks that what backups show of blocks is their content as of the last sleep, and that others have none.
+    fn check_backups(&mut self) {
+        const SAMPLE: u64 = 4096;
+        let mut shown_bytes = 0;
+        let is_pool = self.instance().pool.is_some();
+        for block in self.instance().oracle.live.values().filter(|block| block.bytes > 0) {
+            let is_right = |shown: &[u8]| {
+                let is_in = |offset: u64| offset < SAMPLE || offset + SAMPLE >= block.bytes;
+                let mut sample = (0..).zip(shown).filter(|(offset, _)| is_in(*offset));
+                block.backup.map(|seed| sample.all(|(offset, byte)| *byte == pattern_byte(seed, offset)))
+            };
+            match self.allocator().backup_at(block.addr, block.bytes, is_right) {
+                Ok(None | Some(None)) | Err(AllocError::BackupInParts { .. }) => {}
+                Ok(Some(Some(right))) => {
+                    assert!(right || is_pool, "invariant 12: the backup of {block:?}");
+                    shown_bytes += block.bytes;
+                }
+                Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::NotSupported => {}
+                Err(error) => panic!("a backup is shown: {error}"),
+            }
+        }
+        self.summary.shown_bytes += shown_bytes;
+    }
+
     /// Wakes what is asleep: whenever the pages that are free cover it.
-    pub(crate) fn wake(&mut self) {
+    pub(crate) fn wake(&mut self, retain: bool) {
         let needed = self.allocator().stats().asleep_bytes;
         let held = self.allocator().reserved_bytes();
-        match self.allocator().wake(Duration::ZERO) {
+        match self.allocator().wake(Wake { wait: Duration::ZERO, retain }) {
             Ok(woken) => {
                 assert!(woken.mapped_bytes <= needed, "{woken:?} of {needed} bytes");
                 assert_eq!(self.allocator().stats().asleep_bytes, 0);
                 self.summary.woken += u64::from(woken.mapped_bytes > 0);
-                self.get_up();
+                self.get_up(retain);
             }
             Err(error @ AllocError::OutOfMemory(_)) => {
                 let bytes = error.report().map_or(0, |report| report.requested_bytes);
@@ -95,12 +131,12 @@ impl<D: Device> Runner<D> {
                     self.may_be_capturing() || self.struck() || self.instance().lost || self.is_short_of(bytes);
                 assert!(may_fail, "the promise of a wake of a pool: {error}");
                 if self.excuse_uncounted(&error, bytes, held, true) {
-                    self.wake();
+                    self.wake(retain);
                 }
             }
             Err(error) => {
                 if self.excuse_sleep(&error) {
-                    self.wake();
+                    self.wake(retain);
                 }
             }
         }
@@ -115,7 +151,7 @@ impl<D: Device> Runner<D> {
     }
 
     /// Verifies what has slept.
-    fn get_up(&mut self) {
+    fn get_up(&mut self, retain: bool) {
         let Self { instances, current, driver, .. } = self;
         if let Some(pool) = &mut instances[*current].pool {
             pool.wake(driver.inner());
@@ -123,9 +159,12 @@ impl<D: Device> Runner<D> {
         self.verify_free_memory();
         let asleep = std::mem::take(&mut self.instance_mut().oracle.asleep);
         for addr in asleep {
-            let block = self.instance().oracle.live[&addr].clone();
+            let block = self.instance_mut().oracle.live.get_mut(&addr).expect("a live block");
+            block.backup = block.backup.filter(|_| retain);
+            let block = block.clone();
             self.verify(&block, block.last_user);
         }
+        self.check_backups();
     }
 
     /// Checks that a sleep or a wake may fail with `error`, and that nothing has changed. Returns whether to repeat it.

@@ -294,6 +294,10 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
         self.inner.host_free(memory)
     }
+
+    fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
+        self.inner.host_read(memory, offset, bytes, read)
+    }
 }
 
 impl<D: StreamDriver> StreamDriver for Witness<D> {

@@ -3,7 +3,8 @@
 use super::super::super::streams::extras::BlockAt;
 use super::super::super::streams::state::StreamState;
 use super::whole::WholeChunk;
-use super::{Batch, Batches, Phase, Place};
+use super::{Batch, Batches, Phase, Place, Sleeper, Store};
+use crate::driver::HostMemory;
 use crate::heap::BlockState;
 use crate::pages::{PageIndex, PageRange};
 use crate::physical::ViewAt;
@@ -38,7 +39,7 @@ impl AsleepPages {
 }
 
 impl Batches {
-    /// Asserts A1, as far as pages are concerned, A3 and A4. Returns the pages.
+    /// Asserts A1, as far as pages are concerned, A3, A4, B2 and B3. Returns the pages.
     ///
     /// # Panics
     /// Panics if one does not hold.
@@ -62,12 +63,12 @@ impl Batches {
                 }
             }
             check_chunks(batch, segments);
-            check_places(batch, segments);
         }
+        self.check_places(segments);
         AsleepPages { pages, without_memory }
     }
 
-    /// Asserts A2 and the other half of A4, of one stream.
+    /// Asserts A2, B1 and the other half of A4, of one stream.
     ///
     /// # Panics
     /// Panics if it does not hold.
@@ -80,6 +81,12 @@ impl Batches {
             let bytes = extras.asleep.iter().map(|part| part.end - part.start).sum();
             assert_eq!(listed.get(at), Some(&bytes), "sleep A2: the bytes of {at:?} that are asleep");
         }
+        let on_record: HashSet<BlockAt> =
+            self.retained.parts.iter().filter(|part| part.owner.stream == stream).map(Sleeper::at).collect();
+        for (at, extras) in state.extras.iter().filter(|(_, extras)| extras.has_backup) {
+            assert!(extras.asleep.is_empty(), "invariant 12: {at:?} is asleep with a backup of before");
+            assert!(on_record.contains(at), "invariant 12: the retained backup of {at:?} is gone");
+        }
         let stale = self.batches.iter().flat_map(|batch| &batch.chunks).flat_map(WholeChunk::stale);
         for Place { run, .. } in stale.filter(|place| place.run.owner.stream == stream) {
             let region = state.regions.get(run.owner.region).expect("a chunk that sleeps was mapped in regions");
@@ -87,6 +94,44 @@ impl Batches {
             let is_claimed = around.is_some_and(|block| block.state == BlockState::Claimed);
             assert!(is_claimed, "invariant 13: something may be placed at {run:?}, where a chunk is to wake");
         }
+    }
+
+    /// Asserts A3, B2 and B3.
+    fn check_places(&self, segments: &[Segment]) {
+        let own = self.batches.iter().filter_map(|batch| batch.backup);
+        let sizes: HashMap<HostMemory, u64> =
+            own.chain(self.retained.stores.iter().copied()).map(|store| (store.memory, store.bytes)).collect();
+        let mut places: Vec<(HostMemory, u64, u64)> = Vec::new();
+        for batch in &self.batches {
+            let own = batch.backup.map(|store| store.memory);
+            let of_chunk = |chunk: &WholeChunk| {
+                let run = chunk.active();
+                Some((own?, chunk.place, run.pages.len().bytes(segments[run.segment].page_bytes)))
+            };
+            let of_block = |part: &Sleeper| Some((part.retained_in.or(own)?, part.place, part.bytes));
+            match batch.chunks.is_empty() {
+                true => places.extend(batch.blocks.iter().filter_map(of_block)),
+                false => places.extend(batch.chunks.iter().filter_map(of_chunk)),
+            }
+        }
+        let of_part = |part: &Sleeper| (part.retained_in.expect("memory of what is on record"), part.place, part.bytes);
+        places.extend(self.retained.parts.iter().map(of_part));
+        places.sort_unstable();
+        let mut last = None;
+        for (memory, place, bytes) in places {
+            let end = last.filter(|(before, _)| *before == memory).map_or(0, |(_, end)| end);
+            assert!(place >= end, "invariant 12: two parts have one place in a backup");
+            assert!(
+                Some(place + bytes) <= sizes.get(&memory).copied(),
+                "invariant 12: bytes without a place in a backup"
+            );
+            last = Some((memory, place + bytes));
+        }
+        let asleep = self.batches.iter().flat_map(|batch| &batch.blocks);
+        let used: HashSet<HostMemory> =
+            asleep.chain(&self.retained.parts).filter_map(|part| part.retained_in).collect();
+        let is_used = |store: &Store| used.contains(&store.memory);
+        assert!(self.retained.stores.iter().all(is_used), "invariant 12: memory is retained for nothing");
     }
 }
 
@@ -108,26 +153,11 @@ fn check_chunks(batch: &Batch, segments: &[Segment]) {
     }
 }
 
-/// Asserts A3.
-fn check_places(batch: &Batch, segments: &[Segment]) {
-    let of_chunk = |chunk: &WholeChunk| {
-        let run = chunk.active();
-        (chunk.place, run.pages.len().bytes(segments[run.segment].page_bytes))
-    };
-    let of_blocks = batch.blocks.iter().map(|block| (block.place, block.bytes));
-    let parts: Vec<(u64, u64)> =
-        if batch.chunks.is_empty() { of_blocks.collect() } else { batch.chunks.iter().map(of_chunk).collect() };
-    let mut end = 0;
-    for (place, bytes) in parts {
-        assert!(place >= end, "sleep A3: two parts have one place in the backup");
-        end = place + bytes;
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::backups::Retained;
     use super::*;
-    use crate::allocator::{Allocator, Backup, ChunkPolicy};
+    use crate::allocator::{Allocator, Backup, ChunkPolicy, Wake};
     use crate::driver::{ModelConfig, ModelDriver};
     use crate::testing::{Break, assert_noticed};
     use crate::units::StreamId;
@@ -159,6 +189,44 @@ mod tests {
         change(chunks.into_iter().find(|chunk| chunk.places.len() > 1).unwrap());
     }
 
+    /// An allocator with a block whose backup is retained.
+    fn retaining() -> Broken {
+        let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
+        allocator.alloc(PAGE, MAIN).unwrap();
+        allocator.sleep(Backup::Pinned).unwrap();
+        allocator.wake(Wake { retain: true, ..Wake::default() }).unwrap();
+        ManuallyDrop::new(allocator)
+    }
+
+    /// Changes what is retained.
+    fn with_retained(allocator: &Broken, change: impl FnOnce(&mut Retained)) {
+        change(&mut allocator.inner.door.mapper.lock().asleep_mut().retained);
+    }
+
+    #[test]
+    fn check_names_what_is_broken_of_retained_backups() {
+        let breaks: &[Break<Broken>] = &[
+            ("invariant 12: two parts", |allocator| {
+                with_retained(allocator, |retained| retained.parts.push(retained.parts[0]));
+            }),
+            ("invariant 12: bytes without a place", |allocator| {
+                with_retained(allocator, |retained| retained.stores[0].bytes -= 1);
+            }),
+            ("invariant 12: memory is retained for nothing", |allocator| {
+                with_retained(allocator, |retained| retained.parts.clear());
+            }),
+            ("invariant 12: the retained backup of", |allocator| {
+                with_retained(allocator, |retained| *retained = Retained::default());
+            }),
+            ("is asleep with a backup of before", |allocator| {
+                allocator.sleep(Backup::Pinned).unwrap();
+                let part = allocator.inner.door.mapper.lock().asleep().batches[0].blocks[0];
+                assert!(allocator.inner.shared.streams.get(part.owner.stream).lock().retain_backup(part.at()));
+            }),
+        ];
+        assert_noticed(retaining, |allocator| allocator.check(), breaks);
+    }
+
     #[test]
     fn check_names_what_is_broken() {
         let breaks: &[Break<Broken>] = &[
@@ -181,7 +249,7 @@ mod tests {
                 let first = region.heap.block_around(run.pages.start.offset(PAGE)).unwrap().offset;
                 region.set_pages(first, run.pages, BlockState::Hole);
             }),
-            ("sleep A3: two parts", |allocator| with_moved(allocator, |chunk| chunk.place -= 1)),
+            ("invariant 12: two parts", |allocator| with_moved(allocator, |chunk| chunk.place -= 1)),
         ];
         assert_noticed(allocator, |allocator| allocator.check(), breaks);
     }

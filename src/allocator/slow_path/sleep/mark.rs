@@ -38,7 +38,7 @@ pub struct LeftAwake {
 pub struct Marked {
     /// Bytes of live blocks, rounding included.
     pub live_bytes: u64,
-    /// What a backup has to have.
+    /// What a backup has to have. Some of it goes to backups that were retained.
     pub spans: Vec<Span>,
 }
 
@@ -66,13 +66,15 @@ struct Candidates {
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Marks everything that can sleep, as a batch that falls asleep, and orders `lane` behind all that uses it. Returns what
-    /// stays awake, and what is live in the batch; `None` where nothing can sleep.
+    /// stays awake, and what is live in the batch; `None` where nothing can sleep. `keeps_bytes` says that there is to be a
+    /// backup.
     ///
     /// # Errors
     /// [`AllocError::CannotWait`] during a capture. Nothing is marked.
     pub fn fall_asleep(
         &mut self,
         lane: StreamIndex,
+        keeps_bytes: bool,
         excluded: &Excluded,
     ) -> Result<(LeftAwake, Option<Marked>), AllocError> {
         self.expect_no_capture()?;
@@ -97,6 +99,7 @@ impl<D: Driver> SlowPath<'_, D> {
         if batch.runs.is_empty() {
             return Ok((left, None));
         }
+        self.replace_retained(&mut batch, keeps_bytes);
         let spans = match self.sleeps_whole() {
             true => self.spans_of_chunks(&batch.runs),
             false => Span::joined(batch.blocks.iter().map(Sleeper::span)),
@@ -197,10 +200,9 @@ impl Candidates {
             Some(last) if (last.owner, last.block) == (self.owner, block) && last.offset + last.bytes == part.start => {
                 last.bytes += bytes;
             }
-            last => {
-                let place = last.map_or(0, |last| last.place + last.bytes);
-                let (owner, addr) = (self.owner, self.base.offset(part.start));
-                batch.blocks.push(Sleeper { owner, block, addr, offset: part.start, bytes, place });
+            _ => {
+                let (owner, addr, offset) = (self.owner, self.base.offset(part.start), part.start);
+                batch.blocks.push(Sleeper { owner, block, addr, offset, bytes, place: 0, retained_in: None });
             }
         }
     }

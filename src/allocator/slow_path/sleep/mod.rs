@@ -22,13 +22,15 @@
 //! - A1  an asleep page has no active view, and every byte in it is of a block that is marked, or claimed. Of a batch that falls
 //!   asleep or wakes, each page has one.
 //! - A2  the marked blocks are those of the batches that have not been freed.
-//! - A3  a batch with a backup has a place in it for each of its blocks, or for each of its chunks.
+//! - A3  a batch with a backup has a place in it for each of its blocks, or for each of its chunks; of a block that has a retained
+//!   backup, as `backups.rs` says, in that.
 //! - A4  a chunk that sleeps whole has its active view and its stale ones on record. While it is asleep, nothing is placed at
 //!   any of them; once it wakes, one chunk of its size is mapped at all of them, and the same of them is active.
 //!
 //! Freeing a block that is asleep makes its bytes claimed: they are free once the page has memory again, or with the page, which is
 //! not mapped again where nothing else is in it. A chunk with a pinned block stays awake, and so may a part of a block beside it.
 
+mod backups;
 mod check;
 mod mark;
 mod unmap;
@@ -41,12 +43,14 @@ pub use wake::ToWake;
 
 use super::super::error::AllocError;
 use super::super::streams::directory::Owner;
+use super::super::streams::extras::BlockAt;
 use super::SlowPath;
 use crate::driver::{Driver, DriverResult, HostMemory, MemoryDriver, StreamDriver};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::segment::ViewState;
 use crate::stream::StreamIndex;
 use crate::units::{DeviceAddr, StreamId};
+use backups::Retained;
 use std::ops::Range;
 use whole::WholeChunk;
 
@@ -54,6 +58,8 @@ use whole::WholeChunk;
 #[derive(Debug, Default)]
 pub struct Batches {
     batches: Vec<Batch>,
+    /// Backups of what has woken.
+    retained: Retained,
     /// The stream for copies, from the first sleep on.
     lane: Option<StreamId>,
     /// Memory of the host that the driver refused to take back.
@@ -71,7 +77,7 @@ pub struct Batch {
     pub blocks: Vec<Sleeper>,
     /// The chunks that the pages were of, in the same order, where these sleep whole. None while it falls asleep.
     pub chunks: Vec<WholeChunk>,
-    /// The bytes of its blocks or chunks, unless they are discarded.
+    /// The bytes of its blocks or chunks, but for those in retained backups, unless they are discarded.
     pub backup: Option<Store>,
 }
 
@@ -124,6 +130,8 @@ pub struct Span {
     pub bytes: u64,
     /// The place of the first byte.
     pub place: u64,
+    /// The memory that the place is in, where that is not the backup of the batch.
+    pub retained_in: Option<HostMemory>,
 }
 
 /// A part of a block that is asleep: all of it, unless a chunk under it stayed awake.
@@ -141,6 +149,8 @@ pub struct Sleeper {
     pub bytes: u64,
     /// The place of its bytes in the backup, unless chunks sleep whole.
     pub place: u64,
+    /// The memory that the place is in, where that is not the backup of the batch.
+    pub retained_in: Option<HostMemory>,
 }
 
 impl Run {
@@ -155,6 +165,11 @@ impl Batch {
     /// The places in which nothing but what sleeps may be mapped.
     pub fn places(&self) -> impl Iterator<Item = Run> {
         self.runs.iter().copied().chain(self.chunks.iter().flat_map(|chunk| chunk.stale()).map(|place| place.run))
+    }
+
+    /// The memory with the bytes of a span, if they are not discarded.
+    pub fn memory_of(&self, span: &Span) -> Option<HostMemory> {
+        span.retained_in.or(self.backup.map(|store| store.memory))
     }
 }
 
@@ -172,7 +187,8 @@ impl Span {
     }
 
     fn is_followed_by(self, next: Self) -> bool {
-        self.addr.offset(self.bytes) == next.addr && self.place + self.bytes == next.place
+        let place = (next.place, next.retained_in);
+        self.addr.offset(self.bytes) == next.addr && (self.place + self.bytes, self.retained_in) == place
     }
 }
 
@@ -193,9 +209,10 @@ impl Batches {
         asleep.flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum()
     }
 
-    /// Bytes of the host's memory with what is asleep.
+    /// Bytes of the host's memory with what is asleep, or has woken and is retained.
     pub fn backup_bytes(&self) -> u64 {
-        self.batches.iter().filter_map(|batch| batch.backup).map(|store| store.bytes).sum()
+        let of_batches = self.batches.iter().filter_map(|batch| batch.backup);
+        of_batches.chain(self.retained.stores.iter().copied()).map(|store| store.bytes).sum()
     }
 
     /// Whether a page is asleep, falls asleep or wakes.
@@ -205,14 +222,15 @@ impl Batches {
     }
 
     /// Notes memory of the host that the driver refused to take back.
-    pub fn leave_over(&mut self, memory: HostMemory) {
+    fn leave_over(&mut self, memory: HostMemory) {
         self.left_over.push(memory);
     }
 
     /// All memory of the host, which is given back at the end.
     pub fn take_host_memory(&mut self) -> Vec<HostMemory> {
-        let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take()).map(|store| store.memory);
-        of_batches.chain(self.left_over.drain(..)).collect()
+        let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take());
+        let stores = of_batches.chain(std::mem::take(&mut self.retained.stores)).map(|store| store.memory);
+        stores.chain(self.left_over.drain(..)).collect()
     }
 }
 
@@ -233,9 +251,15 @@ impl Sleeper {
         Some(Self { addr: self.addr.offset(by), offset: start, bytes: end - start, place: self.place + by, ..*self })
     }
 
+    /// The block that it is of.
+    pub fn at(&self) -> BlockAt {
+        (self.owner.region, self.block)
+    }
+
     /// Its bytes, and the region that they are in.
     pub fn span(&self) -> (Owner, Span) {
-        (self.owner, Span { addr: self.addr, bytes: self.bytes, place: self.place })
+        let Self { addr, bytes, place, retained_in, .. } = *self;
+        (self.owner, Span { addr, bytes, place, retained_in })
     }
 }
 

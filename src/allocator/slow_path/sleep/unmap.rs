@@ -6,7 +6,7 @@ use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
 use super::whole::WholeChunk;
 use super::{Phase, Place, Run, Sleeper, Store};
-use crate::driver::{Driver, DriverError, DriverErrorKind, MemoryDriver};
+use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
@@ -195,7 +195,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let mut freed: Vec<Sleeper> = std::mem::take(&mut batch.blocks);
         freed.retain(|sleeper| {
             self.with_state(sleeper, |state| {
-                let was_freed = !state.is_asleep((sleeper.owner.region, sleeper.block));
+                let was_freed = !state.is_asleep(sleeper.at());
                 state.wake_up(sleeper.owner, sleeper.block, &sleeper.range());
                 was_freed
             })
@@ -214,6 +214,7 @@ impl<D: Driver> SlowPath<'_, D> {
             // The wait for the device may be possible where the order was not.
             let _ = self.end_fall(lane);
         }
+        self.drop_unused_backups();
     }
 
     /// Ends the batch that falls asleep, of which nothing was unmapped: blocks are awake, and free bytes free.
@@ -245,7 +246,8 @@ impl<D: Driver> SlowPath<'_, D> {
             self.unclaim_mapped(run);
         }
         if lost.is_empty() {
-            self.give_back_host_memory(batch.backup);
+            self.take_over_backup(&mut batch);
+            self.drop_unused_backups();
             return;
         }
         if self.sleeps_whole() {
@@ -263,7 +265,8 @@ impl<D: Driver> SlowPath<'_, D> {
         self.with_state(sleeper, |state| state.wake_up(sleeper.owner, sleeper.block, &sleeper.range()));
     }
 
-    fn with_state<T>(&self, sleeper: &Sleeper, work: impl FnOnce(&mut StreamState) -> T) -> T {
+    /// Calls `work` with what is kept of the stream of a part.
+    pub fn with_state<T>(&self, sleeper: &Sleeper, work: impl FnOnce(&mut StreamState) -> T) -> T {
         work(&mut self.shared.streams.get(sleeper.owner.stream).lock())
     }
 
@@ -300,15 +303,14 @@ impl<D: Driver> SlowPath<'_, D> {
                 batch.runs = batch.runs.iter().flat_map(|run| self.shed(run)).collect();
             }
             // Behind the pages, so that all that is left has its pages: others free meanwhile.
-            batch.blocks.retain(|sleeper| {
-                self.with_state(sleeper, |state| state.is_asleep((sleeper.owner.region, sleeper.block)))
-            });
+            batch.blocks.retain(|sleeper| self.with_state(sleeper, |state| state.is_asleep(sleeper.at())));
         }
         let (empty, rest): (Vec<_>, Vec<_>) = batches.into_iter().partition(|batch| batch.runs.is_empty());
         *self.mapper.asleep_mut().batches_mut() = rest;
-        for batch in empty {
-            self.give_back_host_memory(batch.backup);
+        for mut batch in empty {
+            self.take_over_backup(&mut batch);
         }
+        self.drop_unused_backups();
     }
 
     /// Makes the pages of a run unmapped in which nothing is live. Returns the others.
@@ -346,15 +348,6 @@ impl<D: Driver> SlowPath<'_, D> {
             }));
         }
         live
-    }
-
-    /// Gives memory of the host back; what the driver refuses to take is kept for the end.
-    pub fn give_back_host_memory(&mut self, backup: Option<Store>) {
-        if let Some(Store { memory, .. }) = backup
-            && self.driver().host_free(memory).is_err()
-        {
-            self.mapper.asleep_mut().leave_over(memory);
-        }
     }
 }
 

@@ -5,7 +5,9 @@
 
 use super::super::super::error::AllocError;
 use super::super::super::request::Request;
+use super::super::super::streams::directory::Owner;
 use super::super::SlowPath;
+use super::whole::WholeChunk;
 use super::{Batch, Phase, Place, Run, Sleeper, Span};
 use crate::driver::{Driver, DriverError, DriverErrorKind, HostMemory};
 use crate::pages::{PageCount, PageIndex, PageRange};
@@ -16,8 +18,8 @@ use crate::stream::StreamIndex;
 /// What is mapped again, and waits for its bytes.
 #[derive(Debug)]
 pub struct ToWake {
-    /// What to copy of each backup.
-    pub copies: Vec<(HostMemory, Vec<Span>)>,
+    /// What to copy, each with the memory that has it.
+    pub copies: Vec<(HostMemory, Span)>,
     /// Bytes of the pages.
     pub bytes: u64,
 }
@@ -80,17 +82,25 @@ impl<D: Driver> SlowPath<'_, D> {
     /// What is mapped again.
     fn to_wake(&self) -> ToWake {
         let batches = self.mapper.asleep().batches();
-        let copies = batches.iter().filter_map(|batch| Some((batch.backup?.memory, self.spans_of(batch)))).collect();
+        let of_batch =
+            |batch| self.spans_of(batch).into_iter().filter_map(|span| Some((batch.memory_of(&span)?, span)));
+        let copies = batches.iter().flat_map(of_batch).collect();
         let pages: PageCount = batches.iter().flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum();
         ToWake { copies, bytes: pages.bytes(self.page_bytes()) }
     }
 
     /// What the backup of a batch has.
     fn spans_of(&self, batch: &Batch) -> Vec<Span> {
-        match self.sleeps_whole() {
-            true => Span::joined(batch.chunks.iter().map(|chunk| self.span_of_chunk(chunk))),
-            false => Span::joined(batch.blocks.iter().map(Sleeper::span)),
-        }
+        Span::joined(self.spans_with_owners(batch))
+    }
+
+    /// The same, part by part, each with the region that it is in.
+    pub fn spans_with_owners(&self, batch: &Batch) -> impl Iterator<Item = (Owner, Span)> {
+        let (blocks, chunks): (&[Sleeper], &[WholeChunk]) = match self.sleeps_whole() {
+            true => (&[], &batch.chunks),
+            false => (&batch.blocks, &[]),
+        };
+        blocks.iter().map(Sleeper::span).chain(chunks.iter().map(|chunk| self.span_of_chunk(chunk)))
     }
 
     /// Cuts a run into pages that one block covers, and others.
@@ -203,16 +213,20 @@ impl<D: Driver> SlowPath<'_, D> {
         Ok(())
     }
 
-    /// Ends all batches, which have their memory and their bytes again.
-    pub fn get_up(&mut self) {
-        for batch in std::mem::take(self.mapper.asleep_mut().batches_mut()) {
+    /// Ends all batches, which have their memory and their bytes again. `retains` says what becomes of their backups.
+    pub fn get_up(&mut self, retains: bool) {
+        for mut batch in std::mem::take(self.mapper.asleep_mut().batches_mut()) {
+            if retains {
+                self.retain_backup(&batch);
+            }
             batch.blocks.iter().for_each(|sleeper| self.wake_up(sleeper));
             // Until then, what is freed is claimed.
             for run in &batch.runs {
                 self.unclaim_mapped(run);
             }
             self.unclaim_stale_places(&batch.chunks);
-            self.give_back_host_memory(batch.backup);
+            self.take_over_backup(&mut batch);
         }
+        self.drop_unused_backups();
     }
 }

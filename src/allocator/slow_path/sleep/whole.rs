@@ -77,7 +77,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     fn span_at(&self, run: &Run, place: u64) -> Span {
         let addr = self.mapper.segment(run.segment).address(run.pages.start);
-        Span { addr, bytes: run.pages.len().bytes(self.page_bytes()), place }
+        Span { addr, bytes: run.pages.len().bytes(self.page_bytes()), place, retained_in: None }
     }
 
     /// Claims the addresses of the stale views of chunks that are asleep.

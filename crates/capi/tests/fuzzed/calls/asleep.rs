@@ -2,7 +2,8 @@
 //!
 //! - S1  what sleeps and wakes between two calls has its bytes then, whoever has used it before.
 //! - S2  what is asleep is what the figures say; nothing is after a wake.
-//! - S3  what was allocated meanwhile is apart from all that is live, and what is freed meanwhile does not come back.
+//! - S3  a backup has the bytes of what is asleep, and what retains it has them after the wake.
+//! - S4  what was allocated meanwhile is apart from all that is live, and what is freed meanwhile does not come back.
 
 use super::effect::named;
 use super::*;
@@ -32,7 +33,12 @@ impl Calls {
             self.mend();
         }
         let is_faulty = self.faulty;
-        let woke = c!(gapless_wake(device, null(), 0, null_mut()));
+        let is_backed_up = status == GAPLESS_OK && tag.is_null();
+        if is_backed_up {
+            self.check_backups(device);
+        }
+        let flags = if record.number.is_multiple_of(5) { GAPLESS_WAKE_RETAIN_BACKUPS } else { 0 };
+        let woke = c!(gapless_wake(device, null(), 0, flags, null_mut()));
         self.mend();
         if woke != GAPLESS_OK {
             assert!(asleep > 0 || is_faulty || woke == GAPLESS_ERROR_STREAM, "{woke}: {}", error_text());
@@ -41,6 +47,24 @@ impl Calls {
         assert_eq!(self.asleep(device), 0, "S2: {record:?}");
         let live: Vec<u64> = self.process_wide_blocks();
         live.iter().filter(|addr| self.live[addr].device == device).for_each(|addr| self.verify(*addr));
+        self.check_backups(device);
+    }
+
+    /// S3: what has a backup has its bytes there. Nothing else can have one, after a wake that retains it either.
+    fn check_backups(&self, device: i32) {
+        for addr in self.process_wide_blocks().into_iter().filter(|addr| self.live[addr].device == device) {
+            let (bytes, mut host) = (self.live[&addr].bytes, without_provenance(UNTOUCHED));
+            let status = c!(gapless_backup_of(device, without_provenance_mut(addr as usize), bytes, &raw mut host));
+            assert!(matches!(status, GAPLESS_OK | GAPLESS_ERROR_NOT_FOUND), "{}", error_text());
+            if status == GAPLESS_OK && !host.is_null() && self.is_quiet(addr) {
+                for word in self.words(addr, bytes) {
+                    let at = host.wrapping_byte_add((word - addr) as usize).cast::<u64>();
+                    // SAFETY: the backup has as many bytes, and nothing sleeps or wakes meanwhile.
+                    let found = unsafe { at.read_unaligned() };
+                    assert_eq!(found, word_of(self.live[&addr].stamp), "S3: the backup of {addr:#x} at {word:#x}");
+                }
+            }
+        }
     }
 
     /// A wake that failed works once there is memory, and no call fails.
@@ -50,7 +74,7 @@ impl Calls {
         }
         let awake: Vec<u64> = std::mem::take(&mut self.fresh);
         awake.iter().for_each(|addr| self.torch_free(*addr, false));
-        expect(c!(gapless_wake(device, null(), 10_000, null_mut())), &[GAPLESS_OK], record);
+        expect(c!(gapless_wake(device, null(), 10_000, 0, null_mut())), &[GAPLESS_OK], record);
     }
 
     /// Allocates and frees while something is asleep.
@@ -116,6 +140,10 @@ impl Calls {
                     _ => &[GAPLESS_OK, GAPLESS_ERROR_IN_USE],
                 };
                 self.expect(status, allowed, record);
+                let (mut found, mut users) = (UNTOUCHED as i32, UNTOUCHED as u32);
+                expect_ok(c!(gapless_torch_pool_kind(device, pool, &raw mut found)));
+                expect_ok(c!(gapless_torch_pool_users(device, pool, &raw mut users)));
+                assert!(status != GAPLESS_OK || users == 0 || found == kind, "{record:?}: {found} instead of {kind}");
             }
         }
     }

@@ -18,7 +18,7 @@ use gapless_capi::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::ptr::{null, null_mut, without_provenance_mut};
+use std::ptr::{null, null_mut, without_provenance, without_provenance_mut};
 
 /// A call of the C interface. The macro's callers pass pointers that are null or valid for what the function does with
 /// them, and texts that end with NUL.
