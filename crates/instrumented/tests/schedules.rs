@@ -2,7 +2,7 @@
 //! `cargo xtask model-check shuttle`.
 #![cfg(shuttle)]
 
-use gapless::allocator::Backup;
+use gapless::allocator::{Backup, Wake};
 use gapless::driver::WorkDriver;
 use gapless::units::DeviceAddr;
 use gapless_testkit::{
@@ -285,5 +285,16 @@ fn frees_amid_a_sleep_and_a_wake() {
     schedules_beside(|allocator| {
         allocator.sleep(Backup::Pinned).unwrap();
         allocator.wake(Duration::ZERO).unwrap();
+    });
+}
+
+/// The same where backups are retained, and written to again.
+#[test]
+fn frees_amid_sleeps_with_retained_backups() {
+    schedules_beside(|allocator| {
+        for _ in 0..2 {
+            allocator.sleep(Backup::Pinned).unwrap();
+            allocator.wake(Wake { retain: true, ..Wake::default() }).unwrap();
+        }
     });
 }
