@@ -2,7 +2,7 @@
 
 The entry point ``vllm.general_plugins`` of the wheel is :func:`register`, which vLLM calls in each of its processes. Where gapless
 serves PyTorch, ``vllm.device_allocator.get_mem_allocator_instance()`` returns a :class:`TagAllocator` from then on, whichever
-module of vLLM asks, and the sleep mode's backend is ``cumem`` as before. Version 0.33 of vLLM is known; others are left as they are.
+module of vLLM asks, and the sleep mode's backend is ``cumem`` as before. Version 0.33 of vLLM is known; others stay as they are.
 """
 
 from __future__ import annotations

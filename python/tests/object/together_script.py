@@ -1,6 +1,6 @@
 """Defragmentation, tensors in another process, captured graphs, and sleep and wake, in one process: ``together_script.py``.
 
-The simulated device, on which replays copy, has 256 MiB. The other process is on PyTorch's own allocator, and opens what it is sent.
+The simulated device, on which replays copy, has 256 MiB. The other process is on PyTorch's own allocator, and opens what is sent.
 Bytes are compared after each step.
 """
 
