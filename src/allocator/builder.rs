@@ -3,6 +3,7 @@
 use super::Allocator;
 use super::error::BuildError;
 use super::geometry::Geometry;
+use super::host_budget::HostBudget;
 use super::kind::RegionKind;
 use super::rules::Rules;
 use super::shared::Budget;
@@ -36,6 +37,7 @@ pub struct Builder<D: Driver> {
     rules: Rules,
     epoch_limit: u32,
     listeners: Arc<MapListeners>,
+    host_budget: Arc<HostBudget>,
 }
 
 impl<D: Driver> Builder<D> {
@@ -51,6 +53,7 @@ impl<D: Driver> Builder<D> {
             rules: Rules::default(),
             epoch_limit: u32::MAX,
             listeners: Arc::default(),
+            host_budget: Arc::default(),
         }
     }
 
@@ -138,6 +141,14 @@ impl<D: Driver> Builder<D> {
         self
     }
 
+    /// Sets the memory of the host that backups of what sleeps may take, which several allocators may share. Default: one of its
+    /// own, without a bound.
+    #[must_use]
+    pub fn host_budget(mut self, budget: Arc<HostBudget>) -> Self {
+        self.host_budget = budget;
+        self
+    }
+
     /// Number of seals of a stream after which its blocks' 32-bit epochs are renumbered. For tests, which cannot make
     /// 2^32 of them.
     #[doc(hidden)]
@@ -199,7 +210,7 @@ impl<D: Driver> Builder<D> {
             rules: self.rules,
             epoch_limit: self.epoch_limit,
         };
-        Ok(Allocator::assemble(self.driver, geometry, budget, self.listeners))
+        Ok(Allocator::assemble(self.driver, geometry, budget, self.listeners, self.host_budget))
     }
 }
 

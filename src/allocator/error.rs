@@ -127,6 +127,18 @@ pub enum AllocError {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// A backup would take more memory of the host than is left of the budget for that.
+    #[error(
+        "a backup of {} does not fit in the {} that are left of the host's memory for backups",
+        ByteSize(*bytes),
+        ByteSize(*left)
+    )]
+    HostMemory {
+        /// Bytes of the backup.
+        bytes: u64,
+        /// Bytes that are left.
+        left: u64,
+    },
     /// The stream cannot be used with this allocator.
     #[error(transparent)]
     Stream(#[from] StreamError),

@@ -9,7 +9,7 @@
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
 //! marks.rs      streams that use memory of others  rules.rs     what may be done with what is mapped
 //! mappings/     which chunk is mapped where        pins.rs, tickets.rs   blocks kept in place, blocks named
-//! sleep.rs      memory given back for a while
+//! sleep.rs      memory given back for a while      host_budget.rs   the host's memory for that
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -20,6 +20,7 @@ mod buffer;
 mod builder;
 mod error;
 mod geometry;
+mod host_budget;
 mod hot_path;
 mod kind;
 #[cfg(test)]
@@ -50,6 +51,7 @@ pub use crate::segment::listeners::{InListener, ListenerId, MapListener, MapList
 pub use buffer::Buffer;
 pub use builder::{Builder, DEFAULT_SLACK};
 pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
+pub use host_budget::HostBudget;
 pub use kind::{RegionKind, SMALL_BELOW};
 pub use marks::{StreamMark, WatchedStream};
 pub use pins::Pin;
@@ -101,8 +103,14 @@ impl<D: Driver> Allocator<D> {
         Builder::new(driver)
     }
 
-    fn assemble(driver: Arc<D>, geometry: Geometry, budget: Budget, listeners: Arc<MapListeners>) -> Self {
-        let shared = Shared::new(driver, geometry, budget, listeners);
+    fn assemble(
+        driver: Arc<D>,
+        geometry: Geometry,
+        budget: Budget,
+        listeners: Arc<MapListeners>,
+        host_budget: Arc<HostBudget>,
+    ) -> Self {
+        let shared = Shared::new(driver, geometry, budget, listeners, host_budget);
         let door = Door::new(&shared);
         Self { inner: Arc::new(Inner { shared, door, sleeping: Mutex::new(()), torn_down: false }) }
     }
@@ -115,6 +123,11 @@ impl<D: Driver> Allocator<D> {
     /// Returns the list of map listeners, to which listeners are added and from which they are removed.
     pub fn listeners(&self) -> &Arc<MapListeners> {
         &self.inner.shared.listeners
+    }
+
+    /// Returns the budget of the host's memory for backups of what sleeps.
+    pub fn host_budget(&self) -> &Arc<HostBudget> {
+        &self.inner.shared.host_budget
     }
 
     /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`] bytes.

@@ -3,6 +3,7 @@
 
 use super::error::AllocError;
 use super::geometry::Geometry;
+use super::host_budget::HostBudget;
 use super::reports::ShownPeaks;
 use super::streams::Streams;
 use super::streams::directory::Directory;
@@ -21,6 +22,8 @@ pub struct Shared<D> {
     pub geometry: Geometry,
     /// The map listeners.
     pub listeners: Arc<MapListeners>,
+    /// For backups of what sleeps.
+    pub host_budget: Arc<HostBudget>,
     /// Operation counts beside those of the streams.
     pub counters: Counters,
     /// The highest amounts that statistics have shown.
@@ -74,12 +77,19 @@ pub struct Counters {
 
 impl<D: Driver> Shared<D> {
     /// An allocator that has seen no stream yet.
-    pub fn new(driver: Arc<D>, geometry: Geometry, budget: Budget, listeners: Arc<MapListeners>) -> Self {
+    pub fn new(
+        driver: Arc<D>,
+        geometry: Geometry,
+        budget: Budget,
+        listeners: Arc<MapListeners>,
+        host_budget: Arc<HostBudget>,
+    ) -> Self {
         Self {
             streams: Streams::new(driver, &geometry),
             directory: Directory::default(),
             geometry,
             listeners,
+            host_budget,
             counters: Counters::default(),
             shown: ShownPeaks::default(),
             budget_bytes: AtomicU64::new(budget.bytes()),

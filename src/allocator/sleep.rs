@@ -88,9 +88,10 @@ impl<D: Driver> Allocator<D> {
     /// Stays awake: what is pinned, growable ranges and registered blocks ([`Slept::left_awake`] counts what regions have).
     ///
     /// # Errors
-    /// [`AllocError::CannotWait`] during a capture, [`AllocError::Forked`], [`AllocError::InListener`], and those of the
-    /// driver, for example where the host has no memory for a backup. Everything is awake then; only if the driver in addition
-    /// refuses to map again what it has unmapped, that is asleep ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
+    /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget) is
+    /// too small for a backup, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is awake
+    /// then; only if the driver in addition refuses to map again what it has unmapped, that is asleep
+    /// ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
     pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
         self.inner.sleep(backup)
     }
@@ -152,7 +153,7 @@ impl<D: Driver> Inner<D> {
                     Ok(store) => store,
                     Err((error, store)) => {
                         self.door.enter(&self.shared, |path| path.abandon_fall(lane, store))?;
-                        return Err(error.into());
+                        return Err(error);
                     }
                 };
                 slept.copied_bytes = if backup == Backup::Discard { 0 } else { bytes_of(&marked.spans) };
@@ -234,19 +235,21 @@ impl<D: Driver> Inner<D> {
     /// retained, or to new memory.
     ///
     /// # Errors
-    /// The driver's, with the new memory that copies may still write to.
+    /// [`AllocError::HostMemory`], and the driver's, with the new memory that copies may still write to.
     fn copy_out(
         &self,
         lane: StreamIndex,
         backup: Backup,
         spans: &[Span],
-    ) -> Result<Option<Store>, (DriverError, Option<Store>)> {
+    ) -> Result<Option<Store>, (AllocError, Option<Store>)> {
         let bytes = spans.iter().filter(|span| span.retained_in.is_none()).map(|span| span.bytes).sum();
         let driver = &self.shared.streams.driver;
         let store = match backup {
             Backup::Pinned if bytes > 0 => {
-                let memory = driver.host_alloc(bytes).map_err(|error| (error, None))?;
-                Some(Store { memory, bytes })
+                let budget = &self.shared.host_budget;
+                budget.take(bytes).map_err(|left| (AllocError::HostMemory { bytes, left }, None))?;
+                let memory = driver.host_alloc(bytes).inspect_err(|_| budget.give_back(bytes));
+                Some(Store { memory: memory.map_err(|error| (error.into(), None))?, bytes })
             }
             Backup::Pinned | Backup::Discard => None,
         };
@@ -258,7 +261,7 @@ impl<D: Driver> Inner<D> {
         });
         match queued.and_then(|()| self.wait_for(lane)) {
             Ok(()) => Ok(store),
-            Err(error) => Err((error, store)),
+            Err(error) => Err((error.into(), store)),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::kept::{end_kept, kept, use_kept};
 use super::{KIB, MAIN, NOW, PAGE, SIZES, fill, host, model, verify};
 use gapless::DeviceAddr;
-use gapless::allocator::{AllocError, Allocator, Backup, ChunkPolicy, Wake};
+use gapless::allocator::{AllocError, Allocator, Backup, ChunkPolicy, HostBudget, Wake};
 use gapless::driver::{
     Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, WorkDriver, pattern_byte,
 };
@@ -34,6 +34,48 @@ fn have_backups<D: Driver>(allocator: &Allocator<D>, blocks: &[(DeviceAddr, u64,
 
 fn is_gone<D: Driver>(allocator: &Allocator<D>, addr: DeviceAddr) -> bool {
     shown(allocator, addr, 1).is_none()
+}
+
+/// Backups share a budget, which those have back that are over. A sleep that needs more changes nothing, and so do failures.
+#[test]
+fn backups_keep_to_a_budget() {
+    let budget = Arc::new(HostBudget::new(6 * PAGE));
+    let config = HostConfig { capacity_bytes: 64 * PAGE, ..HostConfig::default() };
+    let driver = Arc::new(FaultDriver::new(HostDriver::new(config).unwrap()));
+    let build = || Allocator::builder(Arc::clone(&driver)).host_budget(Arc::clone(&budget)).build().unwrap();
+    let [first, second] = [build(), build()];
+    let blocks = [fill(&first, &[3 * PAGE]), fill(&second, &[PAGE, 3 * PAGE])];
+    first.sleep(Backup::Pinned).unwrap();
+    assert_eq!((budget.taken(), budget.bytes()), (3 * PAGE, 6 * PAGE));
+    let used = || (driver.inner().usage().bytes, driver.inner().usage().mappings, driver.inner().usage().host_memory);
+    let before = used();
+    let refused = second.sleep(Backup::Pinned).unwrap_err();
+    let expected = AllocError::HostMemory { bytes: 4 * PAGE, left: 3 * PAGE };
+    assert_eq!(refused.to_string(), expected.to_string());
+    assert_eq!((used(), budget.taken(), second.stats().asleep_bytes), (before, 3 * PAGE, 0));
+    verify(&second, &blocks[1]);
+    second.sleep(Backup::Discard).unwrap();
+    second.wake(NOW).unwrap();
+    first.wake(RETAINING).unwrap();
+    assert_eq!(budget.taken(), 3 * PAGE, "what is retained is there");
+    first.sleep(Backup::Pinned).unwrap();
+    assert_eq!(budget.taken(), 3 * PAGE, "in the same place");
+    first.wake(NOW).unwrap();
+    assert_eq!(budget.taken(), 0);
+    driver.arm(Fault::nth(0, DriverErrorKind::OutOfMemory).only([DriverCall::HostAlloc]));
+    assert!(matches!(second.sleep(Backup::Pinned), Err(AllocError::Driver(_))));
+    driver.disarm();
+    assert_eq!(budget.taken(), 0, "nothing was had");
+    second.sleep(Backup::Pinned).unwrap();
+    driver.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::HostFree]));
+    second.wake(NOW).unwrap();
+    driver.disarm();
+    assert_eq!(budget.taken(), 4 * PAGE, "the driver has not taken it back");
+    for (allocator, blocks) in [(first, &blocks[0]), (second, &blocks[1])] {
+        blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
+        allocator.close().unwrap();
+    }
+    assert_eq!(budget.taken(), 0);
 }
 
 /// The bytes of what is asleep, of all of a block and of a part, and of nothing else.

@@ -91,7 +91,7 @@ impl From<AllocError> for Failure {
             AllocError::BackupInParts { .. } => GAPLESS_ERROR_NOT_FOUND,
             AllocError::InListener(_) => GAPLESS_ERROR_IN_USE,
             AllocError::Stream(_) | AllocError::CannotWait { .. } => GAPLESS_ERROR_STREAM,
-            // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`, `OutOfMappings`.
+            // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`, `OutOfMappings`; `HostMemory`.
             _ => GAPLESS_ERROR_DRIVER,
         };
         Self::caused(status, &error, &error)

@@ -20,6 +20,8 @@ pub struct Conf {
     pub chunk: Option<ChunkPolicy>,
     /// Bytes of addresses for each stream and kind of block: `region:4TiB`.
     pub region_bytes: Option<u64>,
+    /// The most memory of the host for backups of what sleeps, of all devices together: `host:64GiB`.
+    pub host_bytes: Option<u64>,
     /// The devices that get access to each other's memory: `peers:auto`, `peers:none`, `peers:1`, `peers:[0,1]`.
     pub peers: Peers,
     /// Whether creation, failures and trims go to stderr: `log:on`.
@@ -139,6 +141,9 @@ impl Conf {
             "region" => {
                 self.region_bytes = Some(size(value).ok_or_else(|| bad("region", "give a size such as 4TiB"))?);
             }
+            "host" => {
+                self.host_bytes = Some(size(value).ok_or_else(|| bad("host", "give a size such as 64GiB"))?);
+            }
             "ipc" => {
                 self.private = match value {
                     "shared" => false,
@@ -244,8 +249,8 @@ const FRACTION_VALUES: &str = "give a number above 0 and at most 1";
 const PEERS: &str = "give auto, none, the number of a device, or several in brackets, such as [0,1]";
 const IPC: &str = "give shared or private";
 const PRIVATE: &str = "leave chunk out: what is private is in chunks of 2MiB";
-const KEYS: [&str; 10] =
-    ["budget", "slack", "chunk", "region", "ipc", "sharing", "peers", "log", "record", "report_on_failure"];
+const KEYS: [&str; 11] =
+    ["budget", "slack", "chunk", "region", "host", "ipc", "sharing", "peers", "log", "record", "report_on_failure"];
 /// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed here.
 const PYTORCH_KEYS: [(&str, &str); 17] = [
     ("backend", "gapless is the backend"),
@@ -275,11 +280,11 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,\
-                    report_on_failure:True,ipc:private,sharing:never";
+                    report_on_failure:True,ipc:private,sharing:never,host:64GiB";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.budget, Some(Budget::Bytes(24 * GIB)));
         assert_eq!((conf.slack, conf.chunk), (Some(1.25), Some(ChunkPolicy::Fixed(2 * MIB))));
-        assert_eq!(conf.region_bytes, Some(4 << 40));
+        assert_eq!((conf.region_bytes, conf.host_bytes), (Some(4 << 40), Some(64 * GIB)));
         assert_eq!(conf.peers, Peers::Listed(vec![0, 1]));
         assert!(conf.log && conf.report_on_failure && conf.warnings.is_empty());
         assert_eq!(conf.record, Some("/tmp/a:b.gz".into()));
@@ -402,6 +407,7 @@ mod tests {
             "log:maybe",
             "record:",
             "region:0",
+            "host:0",
         ] {
             assert!(matches!(Conf::parse(text), Err(ConfError::BadValue { .. })), "{text}");
         }

@@ -17,7 +17,7 @@ use crate::recorded::Recorded;
 use crate::registered::RegisteredBlocks;
 use crate::settings::Settings;
 use crate::sharing::Sharing;
-use gapless::allocator::{AddressFacts, AllocError, Figures, FreeError, LiveAllocation, Pin, ShownPeaks};
+use gapless::allocator::{AddressFacts, AllocError, Figures, FreeError, HostBudget, LiveAllocation, Pin, ShownPeaks};
 use gapless::units::ByteSize;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use parking_lot::Mutex;
@@ -54,11 +54,18 @@ pub struct Device<D: DeviceDriver> {
 }
 
 impl<D: DeviceDriver> Device<D> {
-    /// The device behind an open driver, with an allocator of its own as the configuration says.
-    pub(crate) fn new(ordinal: u32, driver: Arc<D>, conf: &Conf, history: Arc<History>) -> Result<Self, Error> {
-        let settings =
-            Settings { budget: conf.budget, slack: conf.slack, chunk: conf.chunk, region_bytes: conf.region_bytes };
-        let main = Recorded::new(settings.build_on(driver)?);
+    /// The device behind an open driver, with an allocator of its own as the configuration says. Devices of a process share
+    /// `history` and `host_budget`.
+    pub(crate) fn new(
+        ordinal: u32,
+        driver: Arc<D>,
+        conf: &Conf,
+        history: Arc<History>,
+        host_budget: Arc<HostBudget>,
+    ) -> Result<Self, Error> {
+        let Conf { budget, slack, chunk, region_bytes, .. } = *conf;
+        let settings = Settings { budget, slack, chunk, region_bytes };
+        let main = Recorded::new(settings.build_within(driver, host_budget)?);
         if let Some(path) = &conf.record {
             main.record(&path_for(path, ordinal))?;
         }

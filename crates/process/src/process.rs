@@ -14,6 +14,7 @@ use crate::history::History;
 use crate::notice::notice;
 use crate::peers::introduce;
 use gapless::DeviceAddr;
+use gapless::allocator::HostBudget;
 use gapless::driver::cuda::{OpenError, Sharing};
 use gapless_share::{Handle, ShareError};
 use parking_lot::Mutex;
@@ -34,6 +35,8 @@ struct Given {
     conf: Option<String>,
     /// The part of a device's memory that `limit` was given.
     part: Option<f64>,
+    /// For backups of what sleeps on any device; made with the first one.
+    host_budget: Option<Arc<HostBudget>>,
 }
 
 impl<D: DeviceDriver> Process<D> {
@@ -42,7 +45,7 @@ impl<D: DeviceDriver> Process<D> {
     pub const fn new(open: fn(u32, Sharing) -> Result<D, OpenError>) -> Self {
         Self {
             devices: [const { OnceLock::new() }; MOST_DEVICES],
-            making: Mutex::new(Given { conf: None, part: None }),
+            making: Mutex::new(Given { conf: None, part: None, host_budget: None }),
             history: LazyLock::new(|| Arc::new(History::new())),
             open,
         }
@@ -146,7 +149,7 @@ impl<D: DeviceDriver> Process<D> {
         ordinal: u32,
         open: impl FnOnce(&Conf) -> Result<Arc<D>, Error>,
     ) -> Result<&'a Device<D>, Error> {
-        let given = self.making.lock();
+        let mut given = self.making.lock();
         if let Some(device) = slot.get() {
             return Ok(device);
         }
@@ -159,7 +162,10 @@ impl<D: DeviceDriver> Process<D> {
         }
         let limit = given.part.filter(|_| conf.budget.is_none());
         conf.budget = conf.budget.or_else(|| Budget::fraction(limit?));
-        let device = Device::new(ordinal, open(&conf)?, &conf, Arc::clone(&self.history))?;
+        let driver = open(&conf)?;
+        let host_budget = || Arc::new(conf.host_bytes.map_or_else(HostBudget::default, HostBudget::new));
+        let host_budget = Arc::clone(given.host_budget.get_or_insert_with(host_budget));
+        let device = Device::new(ordinal, driver, &conf, Arc::clone(&self.history), host_budget)?;
         if limit == Some(0.0) {
             device.set_budget(0)?;
         }

@@ -3,7 +3,7 @@
 use crate::budget::Budget;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
-use gapless::allocator::Builder;
+use gapless::allocator::{Builder, HostBudget};
 use gapless::{Allocator, ChunkPolicy};
 use std::sync::Arc;
 
@@ -29,20 +29,32 @@ impl Settings {
         Ok(self.builder_on(driver)?.build()?)
     }
 
+    /// The same for a device of a process, whose devices share a budget for backups.
+    pub(crate) fn build_within<D: DeviceDriver>(
+        &self,
+        driver: Arc<D>,
+        host_budget: Arc<HostBudget>,
+    ) -> Result<Allocator<D>, Error> {
+        Ok(self.builder_on(driver)?.host_budget(host_budget).build()?)
+    }
+
     /// Builds an allocator for memory that captured graphs use, beside that of the device. They have the same listeners.
     pub(crate) fn build_for_graphs<D: DeviceDriver>(&self, main: &Allocator<D>) -> Result<Allocator<D>, Error> {
-        let driver = Arc::clone(main.driver());
-        let total = driver.memory_info()?.total;
+        let total = main.driver().memory_info()?.total;
         let budget = self.budget.map_or(total, |budget| budget.of(total));
         // A process may have a pool for each of its graphs, and most of these are small.
-        let builder = self.builder_on(driver)?.listeners(Arc::clone(main.listeners()));
+        let builder = self.builder_beside(main)?;
         Ok(builder.keep_mappings().whole_blocks().first_region_bytes(budget / 2).build()?)
     }
 
     /// Builds an allocator for memory that a program wants apart from that of the device. They have the same listeners.
     pub(crate) fn build_beside<D: DeviceDriver>(&self, main: &Allocator<D>) -> Result<Allocator<D>, Error> {
+        Ok(self.builder_beside(main)?.build()?)
+    }
+
+    fn builder_beside<D: DeviceDriver>(&self, main: &Allocator<D>) -> Result<Builder<D>, Error> {
         let builder = self.builder_on(Arc::clone(main.driver()))?;
-        Ok(builder.listeners(Arc::clone(main.listeners())).build()?)
+        Ok(builder.listeners(Arc::clone(main.listeners())).host_budget(Arc::clone(main.host_budget())))
     }
 
     fn builder_on<D: DeviceDriver>(&self, driver: Arc<D>) -> Result<Builder<D>, Error> {

@@ -7,8 +7,8 @@ use gapless_capi::{
 };
 use std::ffi::{CStr, CString};
 
-const KEYS: [&str; 10] =
-    ["budget", "slack", "chunk", "region", "ipc", "sharing", "peers", "log", "record", "report_on_failure"];
+const KEYS: [&str; 11] =
+    ["budget", "slack", "chunk", "region", "host", "ipc", "sharing", "peers", "log", "record", "report_on_failure"];
 
 /// PyTorch's keys that have an effect here.
 const PYTORCH_KEYS: [&str; 1] = ["per_process_memory_fraction"];
@@ -55,7 +55,7 @@ fn check_ranges(conf: &Conf) {
     assert!(conf.slack.is_none_or(|slack| slack >= 1.0), "{conf:?}");
     assert!(!matches!(conf.chunk, Some(ChunkPolicy::Fixed(bytes)) if bytes == 0 || !bytes.is_multiple_of(2 << 20)));
     assert!(!conf.private || conf.chunk == Some(ChunkPolicy::Fixed(2 << 20)), "{conf:?}");
-    assert_ne!(conf.region_bytes, Some(0));
+    assert!(conf.region_bytes != Some(0) && conf.host_bytes != Some(0), "{conf:?}");
     if let Peers::Listed(listed) = &conf.peers {
         assert!(!listed.is_empty() && listed.is_sorted_by(|one, next| one < next), "{listed:?}");
     }
@@ -91,6 +91,7 @@ fn write(conf: &Conf) -> String {
         slack,
         chunk,
         region_bytes,
+        host_bytes,
         peers,
         log,
         record,
@@ -113,6 +114,7 @@ fn write(conf: &Conf) -> String {
         _ => "chunk:auto".into(),
     }));
     parts.extend(region_bytes.map(|bytes| format!("region:{bytes}")));
+    parts.extend(host_bytes.map(|bytes| format!("host:{bytes}")));
     parts.extend(private.then(|| "ipc:private".into()));
     parts.extend((*sharing == Sharing::Never).then(|| "sharing:never".into()));
     match peers {

@@ -1,12 +1,12 @@
 //! When nothing sleeps or wakes.
 
-use super::world::World;
-use super::{CACHE, LIMIT, MORE_WEIGHTS, NOW, WEIGHTS};
+use super::world::{World, add_device};
+use super::{CACHE, LIMIT, MAIN, MORE_WEIGHTS, NOW, WEIGHTS};
 use gapless::StreamId;
 use gapless::allocator::{AllocError, Backup, InListener, MapListener, MappedRange, Refusal};
 use gapless::driver::{DriverCall, DriverErrorKind, WorkDriver};
 use gapless::units::MIB;
-use gapless_process::{Error, PoolKind};
+use gapless_process::{Error, Place, PoolKind, Request};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// Nothing sleeps and nothing wakes in a capture, nor while a pool may be open for one.
@@ -73,6 +73,32 @@ fn not_in_a_callback() {
     world.device().allocator().listeners().add(Arc::clone(&listener) as Arc<dyn MapListener>).unwrap();
     world.filled(None, 4, 1);
     assert!(*listener.refused.lock().unwrap() >= 2);
+}
+
+/// What a setting allows of the host's memory is for all devices together, and for all of a tag.
+#[test]
+fn not_beyond_what_the_host_has_for_it() {
+    let world = World::new("host:10MiB");
+    let other = add_device(&world.process, 1);
+    let elsewhere = world.process.device(1).unwrap();
+    let addr = elsewhere.alloc_worded(Place::Main, &Request::new(2 * MIB, MAIN), |error| error).unwrap();
+    other.fill(MAIN, addr, 2 * MIB, 7).unwrap();
+    elsewhere.sleep(None, Backup::Pinned).unwrap();
+    world.tagged(WEIGHTS, PoolKind::Ordinary, "weights");
+    world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
+    let blocks = [world.filled(Some(WEIGHTS), 4, 1), world.filled(Some(MORE_WEIGHTS), 6, 2)];
+    let refused = world.device().sleep(Some("weights"), Backup::Pinned).unwrap_err();
+    assert!(matches!(refused, Error::Alloc(AllocError::HostMemory { .. })), "{refused}");
+    assert_eq!(
+        refused.to_string(),
+        "a backup of 6 MiB does not fit in the 4 MiB that are left of the host's memory for backups"
+    );
+    assert_eq!((world.asleep(), world.device().allocator().host_budget().taken()), (0, 2 * MIB));
+    world.expect(&blocks);
+    elsewhere.wake(None, NOW).unwrap();
+    world.device().sleep(Some("weights"), Backup::Pinned).unwrap();
+    world.device().wake(Some("weights"), NOW).unwrap();
+    world.expect(&blocks);
 }
 
 /// Does not see memory unmapped.

@@ -110,7 +110,7 @@ pub fn configurations() -> Seeds {
         ),
         ("fraction", "budget:0.9,chunk:auto"),
         ("private", "ipc:private,chunk:2MiB"),
-        ("never_shared", "sharing:never,peers:none"),
+        ("never_shared", "sharing:never,peers:none,host:64GiB"),
         ("percent", "budget: 90 %,slack:inf"),
         ("pytorch", "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4],expandable_segments:True"),
         ("pytorch_fraction", "per_process_memory_fraction:0.5,backend:native,slack:1.1"),

@@ -133,9 +133,10 @@ impl<D: Driver> SlowPath<'_, D> {
             retained.stores.into_iter().partition(|store| used.contains(&store.memory));
         retained.stores = used;
         self.mapper.asleep_mut().retained = retained;
-        for Store { memory, .. } in unused {
-            if self.driver().host_free(memory).is_err() {
-                self.mapper.asleep_mut().leave_over(memory);
+        for store in unused {
+            match self.driver().host_free(store.memory) {
+                Ok(()) => self.shared.host_budget.give_back(store.bytes),
+                Err(_) => self.mapper.asleep_mut().leave_over(store),
             }
         }
     }

@@ -63,7 +63,7 @@ pub struct Batches {
     /// The stream for copies, from the first sleep on.
     lane: Option<StreamId>,
     /// Memory of the host that the driver refused to take back.
-    left_over: Vec<HostMemory>,
+    left_over: Vec<Store>,
 }
 
 /// What was put to sleep by one call.
@@ -222,15 +222,14 @@ impl Batches {
     }
 
     /// Notes memory of the host that the driver refused to take back.
-    fn leave_over(&mut self, memory: HostMemory) {
-        self.left_over.push(memory);
+    fn leave_over(&mut self, store: Store) {
+        self.left_over.push(store);
     }
 
     /// All memory of the host, which is given back at the end.
-    pub fn take_host_memory(&mut self) -> Vec<HostMemory> {
+    pub fn take_host_memory(&mut self) -> Vec<Store> {
         let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take());
-        let stores = of_batches.chain(std::mem::take(&mut self.retained.stores)).map(|store| store.memory);
-        stores.chain(self.left_over.drain(..)).collect()
+        of_batches.chain(std::mem::take(&mut self.retained.stores)).chain(self.left_over.drain(..)).collect()
     }
 }
 
@@ -278,8 +277,9 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Gives the host's memory and the allocator's own stream back, at the end. Returns the first failure.
     pub fn end_sleep(&mut self) -> DriverResult<()> {
         let mut first = Ok(());
-        for memory in self.mapper.asleep_mut().take_host_memory() {
+        for Store { memory, bytes } in self.mapper.asleep_mut().take_host_memory() {
             first = first.and(self.driver().host_free(memory));
+            self.shared.host_budget.give_back(bytes);
         }
         if let Some(lane) = self.mapper.asleep_mut().lane.take() {
             first = first.and(self.driver().destroy_copy_stream(lane));
