@@ -19,8 +19,8 @@
 //!
 //! An allocator that keeps its mappings sleeps by chunks, as `whole.rs` says.
 //!
-//! - A1  an asleep page has no active view, and every byte in it is of a block that is marked, or claimed. Of a batch that falls
-//!   asleep or wakes, each page has one.
+//! - A1  an asleep page has no active view, and every byte in it is of a block that is marked, or claimed. Of a batch that wakes,
+//!   each page has one; of one that falls asleep, those with a marked block.
 //! - A2  the marked blocks are those of the batches that have not been freed.
 //! - A3  a batch with a backup has a place in it for each of its blocks, or for each of its chunks; of a block that has a retained
 //!   backup, as `backups.rs` says, in that.

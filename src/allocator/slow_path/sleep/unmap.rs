@@ -402,6 +402,7 @@ mod tests {
                 device.complete(other);
                 let pin = others.pin(others.alloc(2 * PAGE, MAIN).unwrap()).unwrap();
                 assert!(noted.set(pin).is_ok());
+                others.check();
             }
             Ok(())
         });
