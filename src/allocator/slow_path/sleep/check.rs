@@ -50,7 +50,7 @@ impl Batches {
                 let Segment { table, page_bytes, .. } = &segments[run.segment];
                 let holds = match batch.phase {
                     Phase::Asleep => table.none_active(run.pages),
-                    Phase::Waking => table.all_active(run.pages),
+                    Phase::InUse | Phase::Waking => table.all_active(run.pages),
                     // A chunk in which nothing was but a block that waited for a stream may have moved since.
                     Phase::Falling => {
                         let parts = batch.blocks.iter().filter_map(|part| part.within(run, *page_bytes));

@@ -12,7 +12,8 @@
 //!   └────────────────────────────── get_up ◀──────────────── copy in ◀─────────waking
 //! ```
 //!
-//! Where the driver does not even say whether the copies are over, a batch stays as it is, with its memory, until the next call.
+//! Where the driver does not even say whether the copies are over, a batch stays as it is, with its memory, until the next call. So
+//! do the pages of what was freed while it was marked, where nothing could be ordered behind its uses: they are *in use*.
 //!
 //! Each arrow is one entry of the slow path, but for the copies: nobody waits for those but the caller. Between the entries,
 //! what is claimed and marked belongs to the [`Batch`], which the mapper has.
@@ -93,8 +94,10 @@ pub struct Store {
 /// How far a batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Marked, and mapped still.
+    /// Marked, and mapped still. The own stream is ordered behind all that uses it, once it is no longer being marked.
     Falling,
+    /// Pages with bytes that were freed while they were marked, and that nothing could be ordered behind: claimed, mapped still.
+    InUse,
     /// Without memory.
     Asleep,
     /// Mapped again, and without its bytes.

@@ -174,21 +174,23 @@ impl<D: Driver> SlowPath<'_, D> {
         self.end_fall(lane)
     }
 
-    /// Ends what goes on falling, if anything does, once the copies are over, and all work that uses the memory.
+    /// Ends what goes on falling, if anything does, once the copies are over, and what may be in use, once it is not.
     ///
     /// # Errors
-    /// [`AllocError::CannotWait`] during a capture, and the driver's: it goes on.
+    /// The driver's, and [`AllocError::CannotWait`] during a capture for what may be in use: it goes on.
     pub fn end_fall(&mut self, lane: StreamIndex) -> Result<(), AllocError> {
-        if self.mapper.asleep().batches().last().is_some_and(|batch| batch.phase == Phase::Falling) {
-            self.order_behind_users(lane)?;
-            self.shared.streams.progress(Some(lane)).wait_for_own()?;
-            self.stay_awake();
+        match self.mapper.asleep().batches().last().map(|batch| batch.phase) {
+            Some(Phase::Falling) => {}
+            Some(Phase::InUse) => self.order_behind_users(lane)?,
+            Some(Phase::Asleep | Phase::Waking) | None => return Ok(()),
         }
+        self.shared.streams.progress(Some(lane)).wait_for_own()?;
+        self.stay_awake();
         Ok(())
     }
 
     /// Ends the batch that falls asleep where nothing could be ordered behind the uses of its blocks. What was freed meanwhile may
-    /// be in use still: its pages go on falling until [`end_fall`](Self::end_fall), with nothing but what is claimed there.
+    /// be in use still: its pages stay until [`end_fall`](Self::end_fall), with nothing but what is claimed there.
     pub fn stay_awake_in_use(&mut self, lane: StreamIndex) {
         let mut batch = self.mapper.asleep_mut().batches_mut().pop().expect("a batch falls asleep");
         let page_bytes = self.page_bytes();
@@ -210,6 +212,7 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         batch.runs = runs.iter().flat_map(|run| runs_where(run, |page| in_use(run, page))).collect();
         if !batch.runs.is_empty() {
+            batch.phase = Phase::InUse;
             self.mapper.asleep_mut().batches_mut().push(batch);
             // The wait for the device may be possible where the order was not.
             let _ = self.end_fall(lane);
@@ -226,7 +229,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// again, is asleep.
     fn end_falling(&mut self, falling: &[Falling]) {
         let Some(mut batch) = self.mapper.asleep_mut().batches_mut().pop() else { return };
-        debug_assert_eq!(batch.phase, Phase::Falling, "only what falls asleep can stay awake");
+        debug_assert!(matches!(batch.phase, Phase::Falling | Phase::InUse), "only what has its memory can stay awake");
         let lost: Vec<Run> = batch.runs.iter().flat_map(|run| self.unmapped_in(run)).collect();
         let page_bytes = self.page_bytes();
         let sleepers = std::mem::take(&mut batch.blocks);
@@ -371,8 +374,9 @@ pub fn over(stream: StreamIndex) -> Fence {
 
 #[cfg(test)]
 mod tests {
+    use crate::allocator::error::AllocError;
     use crate::allocator::{Allocator, Backup, ChunkPolicy};
-    use crate::driver::{DriverCall, HoldStreams, ModelConfig, ModelDriver, WorkDriver};
+    use crate::driver::{DriverCall, DriverError, DriverErrorKind, HoldStreams, ModelConfig, ModelDriver, WorkDriver};
     use crate::testing::busy;
     use crate::units::StreamId;
     use std::sync::{Arc, OnceLock};
@@ -418,6 +422,35 @@ mod tests {
         drop(pinned);
         allocator.wake(Duration::ZERO).unwrap();
         [first, last, moved].iter().for_each(|block| allocator.free(*block).unwrap());
+        allocator.check();
+    }
+
+    /// The copies of a sleep fail, and another stream is being captured by then: the order behind all was made before, so that
+    /// everything is awake again, and the error is that of the copy.
+    #[test]
+    fn copies_that_fail_beside_a_capture_leave_nothing_asleep() {
+        let driver = busy(&Arc::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let other = driver.create_stream().unwrap();
+        allocator.keep_stream(other).unwrap();
+        let block = allocator.alloc(PAGE, MAIN).unwrap();
+        let beside = allocator.alloc(PAGE, other).unwrap();
+        driver.fill(other, beside, PAGE, 1).unwrap();
+        let device = Arc::clone(&driver);
+        driver.meanwhile(move |call| match call {
+            Some(call @ DriverCall::CopyOut) => {
+                device.inner().begin_capture(other);
+                Err(DriverError::new(call, DriverErrorKind::Other, "refused by the test"))
+            }
+            _ => Ok(()),
+        });
+        let refused = allocator.sleep(Backup::Pinned).unwrap_err();
+        driver.meanwhile(|_| Ok(()));
+        assert!(matches!(&refused, AllocError::Driver(error) if error.call == DriverCall::CopyOut), "{refused}");
+        allocator.check();
+        drop(allocator.pin(block).unwrap());
+        driver.inner().end_capture(other);
+        [block, beside].iter().for_each(|block| allocator.free(*block).unwrap());
         allocator.check();
     }
 }
