@@ -6,7 +6,7 @@ use super::geometry::Geometry;
 use super::host_budget::HostBudget;
 use super::kind::RegionKind;
 use super::rules::Rules;
-use super::shared::Budget;
+use super::shared::{Budget, Shared};
 use crate::driver::Driver;
 use crate::physical::ChunkPolicy;
 use crate::segment::listeners::MapListeners;
@@ -210,7 +210,7 @@ impl<D: Driver> Builder<D> {
             rules: self.rules,
             epoch_limit: self.epoch_limit,
         };
-        Ok(Allocator::assemble(self.driver, geometry, budget, self.listeners, self.host_budget))
+        Ok(Allocator::assemble(Shared::new(self.driver, geometry, budget, self.listeners, self.host_budget)))
     }
 }
 

@@ -69,8 +69,7 @@ pub use tickets::Ticket;
 use crate::driver::Driver;
 use crate::sync::{Arc, Mutex};
 use crate::units::{DeviceAddr, StreamId};
-use geometry::Geometry;
-use shared::{Budget, Shared};
+use shared::Shared;
 use slow_path::{Door, Users};
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
@@ -103,14 +102,7 @@ impl<D: Driver> Allocator<D> {
         Builder::new(driver)
     }
 
-    fn assemble(
-        driver: Arc<D>,
-        geometry: Geometry,
-        budget: Budget,
-        listeners: Arc<MapListeners>,
-        host_budget: Arc<HostBudget>,
-    ) -> Self {
-        let shared = Shared::new(driver, geometry, budget, listeners, host_budget);
+    fn assemble(shared: Shared<D>) -> Self {
         let door = Door::new(&shared);
         Self { inner: Arc::new(Inner { shared, door, sleeping: Mutex::new(()), torn_down: false }) }
     }
@@ -276,8 +268,14 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`AllocError::Driver`]; what was released before stays released. [`AllocError::Forked`].
     pub fn trim(&self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
-        self.inner.trim_backups()?;
-        self.inner.door.enter(&self.inner.shared, |path| path.trim(keep_bytes))
+        // Where a sleep, a wake or a look at a backup is under way, backups stay as they are.
+        let alone = self.inner.sleeping.try_lock();
+        self.inner.door.enter(&self.inner.shared, |path| {
+            if alone.is_some() {
+                path.shed_empty_pages();
+            }
+            path.trim(keep_bytes)
+        })
     }
 
     /// Renews the access to everything that is mapped, with one driver call for each run of adjacent mappings. Needed once the

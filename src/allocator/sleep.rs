@@ -203,16 +203,6 @@ impl<D: Driver> Inner<D> {
         Ok(result)
     }
 
-    /// Gives the host's memory back with bytes of what has been freed alone, unless a sleep, a wake or a look at a backup is under
-    /// way.
-    pub(super) fn trim_backups(&self) -> Result<(), AllocError> {
-        let Some(_alone) = self.sleeping.try_lock() else { return Ok(()) };
-        self.door.enter(&self.shared, |path| {
-            path.shed_empty_pages();
-            Ok(())
-        })
-    }
-
     /// Maps memory at what is asleep, once there is enough, for as long as the caller waits.
     fn map_asleep(&self, wait: Duration) -> Result<Option<(StreamIndex, ToWake)>, AllocError> {
         let began = Instant::now();

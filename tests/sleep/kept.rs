@@ -1,6 +1,6 @@
 //! Allocators that keep their mappings, as pools of graphs do: their chunks sleep whole.
 
-use super::{KIB, MAIN, NOW, PAGE, free_bytes, host, model, verify};
+use super::{KIB, MAIN, NOW, PAGE, free_bytes, host, is_refused_a_byte_less, model, verify};
 use gapless::DeviceAddr;
 use gapless::allocator::{Allocator, Backup, ChunkPolicy};
 use gapless::driver::{Driver, HoldStreams, WorkDriver};
@@ -168,12 +168,7 @@ fn a_wake_of_kept_chunks_that_is_short_changes_nothing() {
     let allocator = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
     let blocks = [7 * PAGE, 3 * PAGE, 40 * KIB].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
     let slept = allocator.sleep(Backup::Pinned).unwrap();
-    driver.set_external(32 * PAGE - slept.asleep_bytes + 1);
-    let before = driver.usage();
-    let refused = allocator.wake(NOW).unwrap_err();
-    assert_eq!(refused.report().map(|report| report.requested_bytes), Some(slept.asleep_bytes), "{refused}");
-    allocator.check();
-    assert_eq!((driver.usage(), allocator.reserved_bytes()), (before, 0));
+    is_refused_a_byte_less(&driver, &allocator, slept.asleep_bytes);
     driver.set_external(32 * PAGE - slept.asleep_bytes);
     // Idle chunks, of other sizes than those that slept.
     let mut range = allocator.reserve_range(8 * PAGE).unwrap();

@@ -306,19 +306,24 @@ fn what_is_asleep_is_refused_by_name() {
     allocator.close().unwrap();
 }
 
+/// Of a device of 32 pages, so many bytes but one are left, which is too little for a wake: it changes nothing.
+fn is_refused_a_byte_less(driver: &ModelDriver, allocator: &Allocator<ModelDriver>, asleep: u64) {
+    driver.set_external(32 * PAGE - asleep + 1);
+    let before = driver.usage();
+    let refused = allocator.wake(NOW).unwrap_err();
+    assert_eq!(refused.report().map(|report| report.requested_bytes), Some(asleep), "{refused}");
+    allocator.check();
+    assert_eq!((driver.usage(), allocator.reserved_bytes()), (before, 0));
+    assert_eq!(allocator.stats().failed_allocs, 0, "nobody asked for an allocation");
+}
+
 /// A wake that finds too little memory changes nothing, and waits for more if it is told to.
 #[test]
 fn a_wake_that_is_short_changes_nothing() {
     let (driver, allocator) = model(32);
     let blocks = fill(&allocator, &SIZES);
     let slept = allocator.sleep(Backup::Pinned).unwrap();
-    driver.set_external(32 * PAGE - slept.asleep_bytes + 1);
-    let before = driver.usage();
-    let refused = allocator.wake(NOW).unwrap_err();
-    assert_eq!(refused.report().map(|report| report.requested_bytes), Some(slept.asleep_bytes), "{refused}");
-    allocator.check();
-    assert_eq!((driver.usage(), allocator.reserved_bytes()), (before, 0));
-    assert_eq!(allocator.stats().failed_allocs, 0, "nobody asked for an allocation");
+    is_refused_a_byte_less(&driver, &allocator, slept.asleep_bytes);
     let others = {
         let driver = Arc::clone(&driver);
         std::thread::spawn(move || {

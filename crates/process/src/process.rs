@@ -35,8 +35,6 @@ struct Given {
     conf: Option<String>,
     /// The part of a device's memory that `limit` was given.
     part: Option<f64>,
-    /// For backups of what sleeps on any device; made with the first one.
-    host_budget: Option<Arc<HostBudget>>,
 }
 
 impl<D: DeviceDriver> Process<D> {
@@ -45,7 +43,7 @@ impl<D: DeviceDriver> Process<D> {
     pub const fn new(open: fn(u32, Sharing) -> Result<D, OpenError>) -> Self {
         Self {
             devices: [const { OnceLock::new() }; MOST_DEVICES],
-            making: Mutex::new(Given { conf: None, part: None, host_budget: None }),
+            making: Mutex::new(Given { conf: None, part: None }),
             history: LazyLock::new(|| Arc::new(History::new())),
             open,
         }
@@ -149,7 +147,7 @@ impl<D: DeviceDriver> Process<D> {
         ordinal: u32,
         open: impl FnOnce(&Conf) -> Result<Arc<D>, Error>,
     ) -> Result<&'a Device<D>, Error> {
-        let mut given = self.making.lock();
+        let given = self.making.lock();
         if let Some(device) = slot.get() {
             return Ok(device);
         }
@@ -163,8 +161,10 @@ impl<D: DeviceDriver> Process<D> {
         let limit = given.part.filter(|_| conf.budget.is_none());
         conf.budget = conf.budget.or_else(|| Budget::fraction(limit?));
         let driver = open(&conf)?;
-        let host_budget = || Arc::new(conf.host_bytes.map_or_else(HostBudget::default, HostBudget::new));
-        let host_budget = Arc::clone(given.host_budget.get_or_insert_with(host_budget));
+        let host_budget = match self.devices().next() {
+            Some(first) => Arc::clone(first.allocator().host_budget()),
+            None => Arc::new(conf.host_bytes.map_or_else(HostBudget::default, HostBudget::new)),
+        };
         let device = Device::new(ordinal, driver, &conf, Arc::clone(&self.history), host_budget)?;
         if limit == Some(0.0) {
             device.set_budget(0)?;
