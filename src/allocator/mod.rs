@@ -62,7 +62,7 @@ pub use reports::{
     Asleep, BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, LiveAllocation,
     OutOfMemory, Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
 };
-pub use sleep::{Backup, Slept, Wake, Woken};
+pub use sleep::{Backup, FallingAsleep, Slept, Wake, Waking, Woken};
 pub use slow_path::{LeftAwake, PinnedChunk, Trimmed};
 pub use tickets::Ticket;
 

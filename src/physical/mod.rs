@@ -1,6 +1,7 @@
 //! Physical memory: the chunks that the allocator holds, and the budget that limits them.
 //!
-//! - I1  `held_pages` is the sum of the chunks' pages; a chunk is listed as idle exactly when it is not mapped.
+//! - I1  `held_pages` is the sum of the chunks' pages; a chunk is listed as idle exactly when it is neither mapped nor
+//!   withheld.
 //! - I2  what is counted of chunks and views is what there is.
 //! - I3  the budget allows every chunk at the time it is created; after the budget is lowered, trimming reaches it.
 //!
@@ -52,6 +53,8 @@ pub struct Chunk {
     pub stale: Vec<ViewAt>,
     /// The owner of the chunk, where that is not the heaps.
     pub lent_out: Option<LentTo>,
+    /// Whether nobody may take it, although it is not mapped.
+    withheld: bool,
     /// Its place in the list of idle chunks of its size.
     idle_at: Option<u32>,
 }
@@ -102,6 +105,7 @@ pub struct ChunkPool {
     idle_pages: PageCount,
     range_pages: PageCount,
     registered_pages: PageCount,
+    withheld_pages: PageCount,
     budget_pages: PageCount,
     /// Number of views, active and stale.
     views: usize,
@@ -128,6 +132,7 @@ impl ChunkPool {
             idle_pages: PageCount::ZERO,
             range_pages: PageCount::ZERO,
             registered_pages: PageCount::ZERO,
+            withheld_pages: PageCount::ZERO,
             budget_pages: PageCount::within(budget_bytes, page_bytes),
             views: 0,
             stale_views: 0,
@@ -202,6 +207,11 @@ impl ChunkPool {
         self.registered_pages.bytes(self.page_bytes)
     }
 
+    /// Returns the size of the chunks that are withheld, in bytes.
+    pub fn withheld_bytes(&self) -> u64 {
+        self.withheld_pages.bytes(self.page_bytes)
+    }
+
     /// Returns the number of views, active and stale.
     pub fn views(&self) -> usize {
         self.views
@@ -235,7 +245,8 @@ impl ChunkPool {
 
     /// Adds a chunk that was just created. It is idle.
     pub fn add(&mut self, handle: ChunkHandle, pages: PageCount) -> ChunkId {
-        let chunk = Chunk { handle, pages, active: None, stale: Vec::new(), lent_out: None, idle_at: None };
+        let (active, stale, lent_out, withheld, idle_at) = (None, Vec::new(), None, false, None);
+        let chunk = Chunk { handle, pages, active, stale, lent_out, withheld, idle_at };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.chunks[id as usize] = Some(chunk);
@@ -330,6 +341,20 @@ impl ChunkPool {
         }
     }
 
+    /// Keeps an idle chunk from everybody until [`end_withholding`](Self::end_withholding).
+    pub fn withhold(&mut self, id: ChunkId) {
+        self.set_idle(id, false);
+        self.get_mut(id).withheld = true;
+        self.withheld_pages += self.get(id).pages;
+    }
+
+    /// Makes a chunk idle again that was withheld.
+    pub fn end_withholding(&mut self, id: ChunkId) {
+        self.get_mut(id).withheld = false;
+        self.withheld_pages -= self.get(id).pages;
+        self.set_idle(id, true);
+    }
+
     /// Excludes a chunk that cannot be moved now until [`lift_bars`](Self::lift_bars).
     pub fn bar(&mut self, id: ChunkId) {
         self.barred.insert(id);
@@ -369,14 +394,14 @@ impl ChunkPool {
         })
     }
 
-    /// Returns `true` if the chunk is in the pool and not mapped.
+    /// Returns `true` if the chunk is in the pool, not mapped, and not withheld.
     pub fn has_idle(&self, id: ChunkId) -> bool {
         self.chunks.get(id.0 as usize).and_then(Option::as_ref).is_some_and(|chunk| chunk.idle_at.is_some())
     }
 
     fn is_idle(&self, id: ChunkId) -> bool {
         let chunk = self.get(id);
-        chunk.active.is_none() && chunk.stale.is_empty()
+        chunk.active.is_none() && chunk.stale.is_empty() && !chunk.withheld
     }
 
     /// Lists a chunk that is no longer mapped as idle, or removes one from the list that is.
@@ -454,6 +479,8 @@ impl ChunkPool {
         };
         assert_eq!(lent_to(LentTo::Range), self.range_pages, "I2: pages of growable ranges");
         assert_eq!(lent_to(LentTo::RegisteredBlock), self.registered_pages, "I2: pages of registered blocks");
+        let withheld: PageCount = self.iter().filter(|(_, chunk)| chunk.withheld).map(|(_, chunk)| chunk.pages).sum();
+        assert_eq!(withheld, self.withheld_pages, "I2: pages withheld");
         let stale: usize = self.iter().map(|(_, chunk)| chunk.stale.len()).sum();
         let active = self.iter().filter(|(_, chunk)| chunk.active.is_some()).count();
         assert_eq!((active + stale, stale), (self.views, self.stale_views), "I2: views, and stale ones");
@@ -502,6 +529,11 @@ mod tests {
         taken.take(PageCount(4));
         assert_eq!(pool.idle_up_to(PageCount(4), &taken), None);
         assert!(pool.has_idle(id) && pool.largest_idle() == Some(id));
+        pool.withhold(id);
+        assert!(!pool.has_idle(id) && (pool.idle_bytes(), pool.withheld_bytes()) == (0, 4 << 21));
+        pool.check();
+        pool.end_withholding(id);
+        pool.check();
         pool.remove(id);
         assert!(!pool.has_idle(id));
         pool.check();
@@ -520,6 +552,7 @@ mod tests {
             }),
             ("I2: pages of growable ranges", |pool| pool.range_pages += PageCount(1)),
             ("I2: pages of registered blocks", |pool| pool.registered_pages += PageCount(1)),
+            ("I2: pages withheld", |pool| pool.withheld_pages += PageCount(1)),
             ("I2: views, and stale ones", |pool| pool.views += 1),
             ("I2: views, and stale ones", |pool| pool.stale_views += 1),
             ("I2: memory of lists of stale views", |pool| pool.stale_capacity += 1),

@@ -37,23 +37,33 @@ impl<D: DeviceDriver> Device<D> {
     /// in its pools meanwhile has memory of its own.
     ///
     /// # Errors
-    /// [`Error::Capturing`], and those of [`gapless::Allocator::sleep`]. Everything is awake then that was, with its bytes unless
-    /// they were to be discarded, and all of a pool that had been partly asleep. Only what the driver refuses to map again is
-    /// asleep until the next wake.
+    /// [`Error::Capturing`], and those of [`gapless::Allocator::sleep`]. Everything is awake then that was, with its bytes. Only
+    /// what the driver refuses to map again is asleep until the next wake.
     pub fn sleep(&self, tag: Option<&str>, backup: Backup) -> Result<Slept, Error> {
+        self.sleep_tags(&[(tag, backup)])
+    }
+
+    /// As [`sleep`](Self::sleep), for several tags, each with what becomes of its bytes: all of them fall asleep or none. `None`
+    /// stands for the device's own memory and all pools whose tag is not named.
+    ///
+    /// # Errors
+    /// As `sleep`.
+    pub fn sleep_tags(&self, wanted: &[(Option<&str>, Backup)]) -> Result<Slept, Error> {
         self.expect_may_sleep()?;
+        let tags: Vec<Option<&str>> = wanted.iter().map(|(tag, _)| *tag).collect();
         let _alone = self.sleeping.lock();
-        let members = self.pools.members(tag);
-        self.foreign.wait_for_uses(|addr| members.iter().any(|member| member.allocator().contains(addr)))?;
+        let members = self.pools.members(&tags);
+        self.foreign.wait_for_uses(|addr| members.iter().any(|(_, member)| member.allocator().contains(addr)))?;
         drop(members);
         self.settle_foreign();
         // Nobody will use what they have, so that it need not sleep. What was settled may have been their last.
-        let of_condemned = if tag.is_none() { self.pools.close_condemned(None) } else { 0 };
-        let mut slept = self.pools.sleep_all(&self.pools.members(tag), backup)?;
+        let of_condemned = if tags.contains(&None) { self.pools.close_condemned(None) } else { 0 };
+        let members = self.pools.members(&tags);
+        let mut slept = self.pools.sleep_all(members.iter().map(|(number, member)| (member, wanted[*number].1)))?;
         slept.released_bytes += of_condemned;
         self.log(|| {
             let (asleep, released) = (ByteSize(slept.asleep_bytes), ByteSize(slept.released_bytes));
-            format!("{asleep} {} fell asleep, {released} released", of(tag))
+            format!("{asleep} {} fell asleep, {released} released", of(&tags))
         });
         Ok(slept)
     }
@@ -66,11 +76,19 @@ impl<D: DeviceDriver> Device<D> {
     /// [`Error::Capturing`], and those of [`gapless::Allocator::wake`]. What was asleep is asleep, with its bytes; only what the
     /// driver refuses to take back stays awake.
     pub fn wake(&self, tag: Option<&str>, how: impl Into<Wake>) -> Result<Woken, Error> {
+        self.wake_tags(&[tag], how)
+    }
+
+    /// As [`wake`](Self::wake), for several tags: all of them wake or none. With `None` among them, everything does.
+    ///
+    /// # Errors
+    /// As `wake`.
+    pub fn wake_tags(&self, tags: &[Option<&str>], how: impl Into<Wake>) -> Result<Woken, Error> {
         let Wake { wait, retain } = how.into();
         let began = Instant::now();
         let mut pause = FIRST_PAUSE;
         loop {
-            let short = match self.wake_now(tag, retain) {
+            let short = match self.wake_now(tags, retain) {
                 Err(Error::Alloc(short @ AllocError::OutOfMemory(_))) => short,
                 outcome => return outcome,
             };
@@ -81,18 +99,18 @@ impl<D: DeviceDriver> Device<D> {
                 }
                 std::thread::sleep(pause.min(left));
                 pause = (2 * pause).min(LONGEST_PAUSE);
-                if began.elapsed() >= wait || self.pools.may_cover(&self.pools.members(tag)) {
+                if began.elapsed() >= wait || self.pools.may_cover(&self.pools.members(tags)) {
                     break;
                 }
             }
         }
     }
 
-    fn wake_now(&self, tag: Option<&str>, retain: bool) -> Result<Woken, Error> {
+    fn wake_now(&self, tags: &[Option<&str>], retain: bool) -> Result<Woken, Error> {
         self.expect_may_sleep()?;
         let _alone = self.sleeping.lock();
-        let woken = self.pools.wake_all(&self.pools.members(tag), retain).map_err(|error| self.with_pools(error))?;
-        self.log(|| format!("{} {} woke", ByteSize(woken.mapped_bytes), of(tag)));
+        let woken = self.pools.wake_all(&self.pools.members(tags), retain).map_err(|error| self.with_pools(error))?;
+        self.log(|| format!("{} {} woke", ByteSize(woken.mapped_bytes), of(tags)));
         Ok(woken)
     }
 
@@ -125,7 +143,7 @@ impl<D: DeviceDriver> Device<D> {
     /// What is asleep, by tag.
     pub fn asleep(&self) -> Vec<TagAsleep> {
         let mut by_tag: BTreeMap<Option<String>, TagAsleep> = BTreeMap::new();
-        for member in self.pools.members(None) {
+        for (_, member) in self.pools.members(&[None]) {
             let its = member.allocator().asleep();
             if its.asleep_bytes > 0 {
                 let tag = member.tag();
@@ -139,7 +157,8 @@ impl<D: DeviceDriver> Device<D> {
 
     /// Where the live allocations start that are asleep, at least in part, in the order of their addresses.
     pub fn asleep_blocks(&self) -> Vec<DeviceAddr> {
-        let mut blocks: Vec<DeviceAddr> = self.pools.members(None).iter().flat_map(|member| member.asleep()).collect();
+        let members = self.pools.members(&[None]);
+        let mut blocks: Vec<DeviceAddr> = members.iter().flat_map(|(_, member)| member.asleep()).collect();
         blocks.sort_unstable();
         blocks
     }
@@ -149,13 +168,14 @@ impl<D: DeviceDriver> Device<D> {
         self.asleep().iter().fold(String::new(), |mut text, its| {
             let line_break = if text.is_empty() { "" } else { "\n" };
             let (live, needed) = (ByteSize(its.live_bytes), ByteSize(its.asleep_bytes));
-            let _ = write!(text, "{line_break}{live} {} are asleep and need {needed}.", of(its.tag.as_deref()));
+            let _ = write!(text, "{line_break}{live} {} are asleep and need {needed}.", of(&[its.tag.as_deref()]));
             text
         })
     }
 }
 
-/// The words for a tag.
-fn of(tag: Option<&str>) -> String {
-    tag.map_or_else(|| "without a tag".to_owned(), |tag| format!("of tag {tag}"))
+/// The words for some tags.
+fn of(tags: &[Option<&str>]) -> String {
+    let words = |tag: &Option<&str>| tag.map_or_else(|| "without a tag".to_owned(), |tag| format!("of tag {tag}"));
+    tags.iter().map(words).collect::<Vec<_>>().join(", ")
 }

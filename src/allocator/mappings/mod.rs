@@ -145,6 +145,16 @@ impl Mappings {
         self.chunks.remove(chunk)
     }
 
+    /// Keeps an idle chunk from everybody until [`end_withholding`](Self::end_withholding).
+    pub fn withhold(&mut self, chunk: ChunkId) {
+        self.chunks.withhold(chunk);
+    }
+
+    /// Makes a chunk idle again that was withheld.
+    pub fn end_withholding(&mut self, chunk: ChunkId) {
+        self.chunks.end_withholding(chunk);
+    }
+
     /// Excludes a chunk that cannot be moved now until [`lift_bars`](Self::lift_bars).
     pub fn bar(&mut self, chunk: ChunkId) {
         self.chunks.bar(chunk);

@@ -110,9 +110,10 @@ impl Door {
                 + mapper.chunks().range_bytes()
                 + mapper.chunks().registered_bytes()
                 + stuck.bytes(shared.geometry.page_bytes)
-                + mapper.chunks().idle_bytes(),
+                + mapper.chunks().idle_bytes()
+                + mapper.chunks().withheld_bytes(),
             mapper.chunks().held_bytes(),
-            "invariant 5: blocks, ranges, registered blocks and idle chunks are what is reserved"
+            "invariant 5: blocks, ranges, registered blocks, and idle and withheld chunks are what is reserved"
         );
         assert!(
             states.iter().map(|state| state.live_bytes).sum::<u64>() <= mapper.chunks().held_bytes() + live_asleep,

@@ -1,14 +1,14 @@
 //! Sleep and wake of several allocators: of all of them, or of none.
 //!
-//! An allocator sleeps whole or not at all. Of several, those that have fallen asleep wake again where a later one cannot sleep;
-//! and those that woke sleep again where there is no memory for a later one. The main allocator comes last: others allocate from
-//! it all the time.
+//! Each step of a sleep or a wake is one of all allocators: nothing is given up before all have their backups, nothing goes back to
+//! the driver before all are unmapped, and nothing is copied back before all have memory. The main allocator comes last: others
+//! allocate from it all the time.
 //!
 //! What sleeps holds no part of the budget, and gets one when it wakes.
 
 use super::{Pool, PoolKind, Pools};
 use crate::driver::DeviceDriver;
-use gapless::allocator::{AllocError, Backup, LeftAwake, Pin, Slept, Wake, Woken};
+use gapless::allocator::{AllocError, Backup, FallingAsleep, LeftAwake, Slept, Waking, Woken};
 use gapless::{Allocator, DeviceAddr};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -54,71 +54,54 @@ impl<D: DeviceDriver> Member<D> {
 }
 
 impl<D: DeviceDriver> Pools<D> {
-    /// The allocators of the pools of a tag, or all of them, the main one last.
-    pub(crate) fn members(&self, tag: Option<&str>) -> Vec<Member<D>> {
-        let pools = self.all().into_iter().filter(|pool| tag.is_none_or(|tag| pool.is_of(tag)));
-        let mut members: Vec<Member<D>> = pools.map(Member::Pool).collect();
-        if tag.is_none() {
-            members.push(Member::Main(self.main.clone()));
-        }
+    /// The allocators of the pools of some tags, each with the number of its tag; `None` stands for all other pools and the main
+    /// allocator, which is the last one.
+    pub(crate) fn members(&self, tags: &[Option<&str>]) -> Vec<(usize, Member<D>)> {
+        let rest = tags.iter().position(Option::is_none);
+        let number = |pool: &Pool<D>| tags.iter().position(|tag| tag.is_some_and(|tag| pool.is_of(tag))).or(rest);
+        let pools = self.all().into_iter();
+        let mut members: Vec<(usize, Member<D>)> =
+            pools.filter_map(|pool| Some((number(&pool)?, Member::Pool(pool)))).collect();
+        members.extend(rest.map(|rest| (rest, Member::Main(self.main.clone()))));
         members
     }
 
-    /// Puts several allocators to sleep. Where one refuses, those that slept before wake again, unless the driver refuses that,
-    /// too.
-    pub(crate) fn sleep_all(&self, members: &[Member<D>], backup: Backup) -> Result<Slept, AllocError> {
-        let mut slept = Slept::default();
-        for (number, member) in members.iter().enumerate() {
-            match member.allocator().sleep(backup) {
-                Ok(its) => add_slept(&mut slept, &its),
-                Err(error) => {
-                    for earlier in &members[..number] {
-                        let _ = self.wake_one(earlier, false);
-                    }
-                    self.share_budget(&mut self.books());
-                    return Err(error);
-                }
-            }
-        }
+    /// Puts several allocators to sleep, all of them or none.
+    pub(crate) fn sleep_all<'a>(
+        &self,
+        members: impl IntoIterator<Item = (&'a Member<D>, Backup)>,
+    ) -> Result<Slept, AllocError> {
+        let outcome = fall_asleep(members);
         self.share_budget(&mut self.books());
-        Ok(slept)
+        outcome
     }
 
-    /// Wakes several allocators. Where there is no memory for one, what has woken before sleeps again.
-    pub(crate) fn wake_all(&self, members: &[Member<D>], retain: bool) -> Result<Woken, AllocError> {
-        let mut woken = Woken::default();
-        let mut before = Vec::new();
-        for (number, member) in members.iter().enumerate() {
-            // Behind the last one, nothing could fail.
-            let is_last = number + 1 == members.len();
-            let sleepers = if is_last { HashSet::new() } else { member.asleep() };
-            // What was discarded has no backup afterwards, either.
-            let has_backup = member.allocator().asleep().backup_bytes > 0;
-            let backup = if has_backup { Backup::Pinned } else { Backup::Discard };
-            match self.wake_one(member, retain) {
-                Ok(its) => {
-                    woken.mapped_bytes += its.mapped_bytes;
-                    woken.copied_bytes += its.copied_bytes;
-                    if its.mapped_bytes > 0 {
-                        before.push((member, sleepers, backup));
-                    }
-                }
-                Err(error) => {
-                    before.iter().for_each(|(earlier, sleepers, backup)| sleep_again(earlier, sleepers, *backup));
-                    self.share_budget(&mut self.books());
-                    return Err(error);
-                }
-            }
-        }
+    /// Wakes several allocators, all of them or none.
+    pub(crate) fn wake_all(&self, members: &[(usize, Member<D>)], retain: bool) -> Result<Woken, AllocError> {
+        let outcome = self.wake_together(members, retain);
         self.share_budget(&mut self.books());
+        outcome
+    }
+
+    fn wake_together(&self, members: &[(usize, Member<D>)], retain: bool) -> Result<Woken, AllocError> {
+        let mut waking = Vec::with_capacity(members.len());
+        for (_, member) in members {
+            waking.push(self.begin_wake(member)?);
+        }
+        waking.iter_mut().try_for_each(Waking::copy)?;
+        let mut woken = Woken::default();
+        for one in waking {
+            let its = one.finish(retain)?;
+            woken.mapped_bytes += its.mapped_bytes;
+            woken.copied_bytes += its.copied_bytes;
+        }
         Ok(woken)
     }
 
-    /// Wakes one allocator, if need be with the memory that others have free.
-    fn wake_one(&self, member: &Member<D>, retain: bool) -> Result<Woken, AllocError> {
-        let now = Wake { wait: Duration::ZERO, retain };
+    /// Maps what is asleep of one allocator, if need be with the memory that others have free.
+    fn begin_wake<'a>(&self, member: &'a Member<D>) -> Result<Waking<'a, D>, AllocError> {
         self.lend_to(member);
-        let outcome = member.allocator().wake(now);
+        let outcome = member.allocator().begin_wake(Duration::ZERO);
         if !matches!(&outcome, Err(AllocError::OutOfMemory(_))) {
             return outcome;
         }
@@ -131,7 +114,7 @@ impl<D: DeviceDriver> Pools<D> {
             self.trim_ordinary(None);
         }
         self.lend_to(member);
-        member.allocator().wake(now)
+        member.allocator().begin_wake(Duration::ZERO)
     }
 
     /// Lets an allocator hold all that nobody holds.
@@ -144,8 +127,8 @@ impl<D: DeviceDriver> Pools<D> {
     }
 
     /// Whether what is free may cover what is asleep in these allocators, so that it is worth while to try.
-    pub(crate) fn may_cover(&self, members: &[Member<D>]) -> bool {
-        let needed: u64 = members.iter().map(Member::asleep_bytes).sum();
+    pub(crate) fn may_cover(&self, members: &[(usize, Member<D>)]) -> bool {
+        let needed: u64 = members.iter().map(|(_, member)| member.asleep_bytes()).sum();
         let free_of = |allocator: &Allocator<D>| {
             let stats = allocator.stats();
             stats.free_chunk_bytes + stats.idle_bytes
@@ -153,7 +136,7 @@ impl<D: DeviceDriver> Pools<D> {
         let pools = self.all();
         let gives = |pool: &Pool<D>| {
             pool.kind == PoolKind::Ordinary
-                || members.iter().filter_map(Member::pool).any(|member| std::ptr::eq(&**member, pool))
+                || members.iter().filter_map(|(_, member)| member.pool()).any(|member| std::ptr::eq(&**member, pool))
         };
         let free: u64 = pools.iter().filter(|pool| gives(pool)).map(|pool| free_of(&pool.allocator)).sum();
         let on_device = self.main.driver().memory_info().map_or(u64::MAX, |info| info.free);
@@ -168,12 +151,20 @@ impl<D: DeviceDriver> Pools<D> {
     }
 }
 
-/// Puts to sleep again what has woken of an allocator, and nothing else. What cannot sleep stays awake.
-fn sleep_again<D: DeviceDriver>(member: &Member<D>, sleepers: &HashSet<DeviceAddr>, backup: Backup) {
-    let allocator = member.allocator();
-    let others = allocator.live().into_iter().map(|live| live.addr).filter(|addr| !sleepers.contains(addr));
-    let _awake: Vec<Pin<D>> = others.filter_map(|addr| allocator.pin(addr).ok()).collect();
-    let _ = allocator.sleep(backup);
+/// Puts allocators to sleep. Those that have begun are awake again where one cannot.
+fn fall_asleep<'a, D: DeviceDriver>(
+    members: impl IntoIterator<Item = (&'a Member<D>, Backup)>,
+) -> Result<Slept, AllocError> {
+    let mut falling = Vec::new();
+    for (member, backup) in members {
+        falling.push(member.allocator().begin_sleep(backup)?);
+    }
+    falling.iter_mut().try_for_each(FallingAsleep::unmap)?;
+    let mut slept = Slept::default();
+    for one in falling {
+        add_slept(&mut slept, &one.finish()?);
+    }
+    Ok(slept)
 }
 
 fn add_slept(sum: &mut Slept, its: &Slept) {

@@ -9,12 +9,21 @@ use gapless::units::MIB;
 use gapless_process::{Device, Place, PoolId, PoolKind, Process, Request, Simulated};
 use std::sync::{Arc, Mutex};
 
-/// Refuses calls of some kinds, after as many of them as were let through, until it is told to stop.
+/// Refuses calls of some kinds, after as many of them as were let through, until it is told to stop; and one call once.
 #[derive(Default)]
-pub struct Refusals(pub Mutex<Vec<(DriverCall, u32, DriverErrorKind)>>);
+pub struct Refusals(pub Mutex<Vec<(DriverCall, u32, DriverErrorKind)>>, pub Mutex<Option<(DriverCall, u32)>>);
 
 impl Hook for Refusals {
     fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
+        let mut once = self.1.lock().unwrap();
+        if let Some((_, passing)) = once.as_mut().filter(|(refused, _)| *refused == call) {
+            if *passing == 0 {
+                *once = None;
+                return Err(DriverError::new(call, DriverErrorKind::Other, "refused once by the test"));
+            }
+            *passing -= 1;
+        }
+        drop(once);
         if let Some((_, passing, kind)) = self.0.lock().unwrap().iter_mut().find(|(refused, ..)| *refused == call) {
             if *passing == 0 {
                 return Err(DriverError::new(call, *kind, "refused by the test"));
@@ -51,6 +60,14 @@ impl World {
         *self.driver.hook().0.lock().unwrap() = calls.iter().map(refused).collect();
         let outcome = act();
         self.driver.hook().0.lock().unwrap().clear();
+        outcome
+    }
+
+    /// Refuses one call, after as many of its kind, while something is done.
+    pub fn refusing_one<T>(&self, call: (DriverCall, u32), act: impl FnOnce() -> T) -> T {
+        *self.driver.hook().1.lock().unwrap() = Some(call);
+        let outcome = act();
+        *self.driver.hook().1.lock().unwrap() = None;
         outcome
     }
 

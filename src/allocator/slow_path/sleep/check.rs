@@ -49,7 +49,7 @@ impl Batches {
             for run in &batch.runs {
                 let Segment { table, page_bytes, .. } = &segments[run.segment];
                 let holds = match batch.phase {
-                    Phase::Asleep => table.none_active(run.pages),
+                    Phase::Unmapped | Phase::Asleep => table.none_active(run.pages),
                     Phase::InUse | Phase::Waking => table.all_active(run.pages),
                     // A chunk in which nothing was but a block that waited for a stream may have moved since.
                     Phase::Falling => {
@@ -64,7 +64,7 @@ impl Batches {
             for run in batch.places() {
                 for page in (run.pages.start.0..run.pages.end.0).map(PageIndex) {
                     assert!(pages.insert((run.segment, page)), "sleep A1: {page:?} is asleep twice");
-                    if batch.phase == Phase::Asleep {
+                    if matches!(batch.phase, Phase::Unmapped | Phase::Asleep) {
                         without_memory.insert((run.segment, page));
                     }
                 }

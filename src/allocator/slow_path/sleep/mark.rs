@@ -9,7 +9,7 @@ use super::super::super::streams::directory::Owner;
 use super::super::super::streams::region::Region;
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
-use super::{Batch, Phase, Run, Sleeper, Span};
+use super::{Batch, Run, Sleeper, Span};
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageIndex, PageRange};
@@ -85,8 +85,7 @@ impl<D: Driver> SlowPath<'_, D> {
         self.trim_idle(0);
         self.progress().settle_pending()?;
         let mut left = LeftAwake::default();
-        let mut batch =
-            Batch { phase: Phase::Falling, runs: Vec::new(), blocks: Vec::new(), chunks: Vec::new(), backup: None };
+        let mut batch = Batch::falling();
         for number in 0..self.mapper.segments().len() {
             if let Some(candidates) = self.candidates(number, excluded) {
                 let stream = self.shared.streams.get(candidates.owner.stream);
@@ -106,6 +105,7 @@ impl<D: Driver> SlowPath<'_, D> {
         };
         let marked = Marked { live_bytes: batch.blocks.iter().map(|block| block.bytes).sum(), spans };
         self.mapper.asleep_mut().batches_mut().push(batch);
+        self.drop_unused_backups();
         // Behind what was queued before a block was marked, by whoever had it pinned until then for example.
         if let Err(error) = self.order_behind_users(lane) {
             self.stay_awake_in_use(lane);

@@ -4,13 +4,16 @@
 //! nobody can take them. What is free beside them goes back to the driver at once.
 //!
 //! ```text
-//!            mark.rs                    copy out                 unmap.rs
-//! awake ────────────────▶ falling ─────────────────▶ falling ────────────────▶ asleep
-//!   ▲                        │                          │                        │ ▲
-//!   ├──── stay_awake ◀───────┴──────────────────────────┘                 wake.rs│ │ sleep_on
-//!   │                                                                            ▼ │
-//!   └────────────────────────────── get_up ◀──────────────── copy in ◀─────────waking
+//!           mark.rs            copy out            unmap.rs             release_unmapped
+//! awake ──────────────▶ falling ─────────▶ falling ──────────▶ unmapped ─────────────────▶ asleep
+//!   ▲                      │                  │                    │                         │ ▲
+//!   ├──── end_fall ◀───────┴──────────────────┴────────────────────┘                  wake.rs│ │ sleep_on
+//!   │                                                                                        ▼ │
+//!   └───────────────────────────────── get_up ◀────────────────────────── copy in ◀────────waking
 //! ```
+//!
+//! What is unmapped has its chunks still, withheld from everybody else, so that several allocators fall asleep together or not at
+//! all: they go back to the driver once each is unmapped.
 //!
 //! Where the driver does not even say whether the copies are over, a batch stays as it is, with its memory, until the next call. So
 //! do the pages of what was freed while it was marked, where nothing could be ordered behind its uses: they are *in use*.
@@ -20,8 +23,8 @@
 //!
 //! An allocator that keeps its mappings sleeps by chunks, as `whole.rs` says.
 //!
-//! - A1  an asleep page has no active view, and every byte in it is of a block that is marked, or claimed. Of a batch that wakes,
-//!   each page has one; of one that falls asleep, those with a marked block.
+//! - A1  a page that is asleep or unmapped has no active view, and every byte in it is of a block that is marked, or claimed. Of a
+//!   batch that wakes, each page has one; of one that falls asleep, those with a marked block.
 //! - A2  the marked blocks are those of the batches that have not been freed.
 //! - A3  a batch with a backup has a place in it for each of its blocks, or for each of its chunks; of a block that has a retained
 //!   backup, as `backups.rs` says, in that.
@@ -48,6 +51,7 @@ use super::super::streams::extras::BlockAt;
 use super::SlowPath;
 use crate::driver::{Driver, DriverResult, HostMemory, MemoryDriver, StreamDriver};
 use crate::pages::{PageCount, PageIndex, PageRange};
+use crate::physical::ChunkId;
 use crate::segment::ViewState;
 use crate::stream::StreamIndex;
 use crate::units::{DeviceAddr, StreamId};
@@ -76,10 +80,21 @@ pub struct Batch {
     pub runs: Vec<Run>,
     /// What is live in them, in the same order.
     pub blocks: Vec<Sleeper>,
-    /// The chunks that the pages were of, in the same order, where these sleep whole. None while it falls asleep.
+    /// The chunks that the pages were of, in the same order, where these sleep whole. None while they are mapped.
     pub chunks: Vec<WholeChunk>,
+    /// The chunks that were unmapped, and go back to the driver next.
+    pub withheld: Vec<Unmapped>,
     /// The bytes of its blocks or chunks, but for those in retained backups, unless they are discarded.
     pub backup: Option<Store>,
+}
+
+/// A chunk that is to be unmapped, or was.
+#[derive(Clone, Debug)]
+pub struct Unmapped {
+    /// The chunk.
+    pub chunk: ChunkId,
+    /// Where it is to be mapped again, the active view first: the only one, unless it sleeps whole.
+    pub places: Vec<Place>,
 }
 
 /// Memory of the host with bytes of what sleeps.
@@ -98,6 +113,8 @@ pub enum Phase {
     Falling,
     /// Pages with bytes that were freed while they were marked, and that nothing could be ordered behind: claimed, mapped still.
     InUse,
+    /// Without mappings: the chunks are withheld, and can be mapped again.
+    Unmapped,
     /// Without memory.
     Asleep,
     /// Mapped again, and without its bytes.
@@ -165,6 +182,17 @@ impl Run {
 }
 
 impl Batch {
+    /// One that falls asleep, in which nothing is yet.
+    pub fn falling() -> Self {
+        let (runs, blocks, chunks, withheld) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { phase: Phase::Falling, runs, blocks, chunks, withheld, backup: None }
+    }
+
+    /// Number of its pages.
+    pub fn pages(&self) -> PageCount {
+        self.runs.iter().map(|run| run.pages.len()).sum()
+    }
+
     /// The places in which nothing but what sleeps may be mapped.
     pub fn places(&self) -> impl Iterator<Item = Run> {
         self.runs.iter().copied().chain(self.chunks.iter().flat_map(|chunk| chunk.stale()).map(|place| place.run))
@@ -209,7 +237,7 @@ impl Batches {
     /// Number of pages that are asleep.
     pub fn pages(&self) -> PageCount {
         let asleep = self.batches.iter().filter(|batch| batch.phase == Phase::Asleep);
-        asleep.flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum()
+        asleep.map(Batch::pages).sum()
     }
 
     /// Bytes of the host's memory with what is asleep, or has woken and is retained.

@@ -1,11 +1,11 @@
-//! From falling asleep to asleep: memory goes back to the driver, all of it or none.
+//! From falling asleep to asleep: memory is unmapped, all of it or none, and then goes back to the driver.
 
 use super::super::super::error::AllocError;
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
 use super::whole::WholeChunk;
-use super::{Phase, Place, Run, Sleeper, Store};
+use super::{Phase, Place, Run, Sleeper, Store, Unmapped};
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageCount, PageIndex, PageRange};
@@ -16,25 +16,14 @@ use crate::stream::{Fence, StreamIndex};
 /// The outcome of unmapping what was to sleep.
 #[derive(Debug)]
 pub enum FellAsleep {
-    /// It sleeps: so many bytes of pages.
-    All {
-        /// The bytes.
-        bytes: u64,
-    },
+    /// It is unmapped.
+    All,
     /// These chunks cannot be unmapped now: everything is awake.
     Not(Vec<ChunkId>),
 }
 
-/// A chunk that is to be unmapped, or was.
-#[derive(Clone, Debug)]
-struct Falling {
-    chunk: ChunkId,
-    /// Where it is to be mapped again, the active view first: the only one, unless it sleeps whole.
-    places: Vec<Place>,
-}
-
 impl<D: Driver> SlowPath<'_, D> {
-    /// Unmaps the batch that falls asleep, whose last uses have completed, and releases its chunks.
+    /// Unmaps the batch that falls asleep, whose last uses have completed, and withholds its chunks.
     ///
     /// # Errors
     /// The driver's. Everything is awake, unless the driver refuses to map something again: that is asleep then.
@@ -51,7 +40,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 return Ok(FellAsleep::Not(unfit));
             }
         };
-        for (number, Falling { chunk, .. }) in falling.iter().enumerate() {
+        for (number, Unmapped { chunk, .. }) in falling.iter().enumerate() {
             if let Err(error) = self.unmap_chunk(*chunk) {
                 self.map_back(&falling[..=number], lane);
                 self.end_falling(&falling);
@@ -61,25 +50,49 @@ impl<D: Driver> SlowPath<'_, D> {
                 };
             }
         }
-        for Falling { chunk, .. } in &falling {
-            self.release_idle(*chunk);
+        let chunks = if self.sleeps_whole() { self.whole_chunks(&falling) } else { Vec::new() };
+        self.claim_stale_places(&chunks);
+        falling.iter().for_each(|it| self.mapper.withhold(it.chunk));
+        let batch = self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep");
+        (batch.phase, batch.chunks, batch.withheld) = (Phase::Unmapped, chunks, falling);
+        Ok(FellAsleep::All)
+    }
+
+    /// Releases the chunks of the batch that was unmapped: it is asleep. Returns the bytes of the pages.
+    pub fn release_unmapped(&mut self) -> u64 {
+        for Unmapped { chunk, .. } in self.take_withheld() {
+            self.release_idle(chunk);
         }
         self.shed_empty_pages();
         let before = self.mapper.asleep().pages();
-        let chunks = if self.sleeps_whole() { self.whole_chunks(&falling) } else { Vec::new() };
-        self.claim_stale_places(&chunks);
-        let batch = self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep");
-        (batch.phase, batch.chunks) = (Phase::Asleep, chunks);
+        self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch was unmapped").phase = Phase::Asleep;
         self.shed_empty_pages();
-        let pages = self.mapper.asleep().pages().saturating_sub(before);
-        Ok(FellAsleep::All { bytes: pages.bytes(self.page_bytes()) })
+        self.mapper.asleep().pages().saturating_sub(before).bytes(self.page_bytes())
+    }
+
+    /// Maps the batch again that was unmapped: it is awake.
+    fn map_unmapped(&mut self, lane: StreamIndex) {
+        let falling = self.take_withheld();
+        let batch = self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch was unmapped");
+        let chunks = std::mem::take(&mut batch.chunks);
+        self.unclaim_stale_places(&chunks);
+        self.map_back(&falling, lane);
+        self.end_falling(&falling);
+    }
+
+    /// The chunks of the batch that was unmapped, which are idle.
+    fn take_withheld(&mut self) -> Vec<Unmapped> {
+        let batch = self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch was unmapped");
+        let withheld = std::mem::take(&mut batch.withheld);
+        withheld.iter().for_each(|it| self.mapper.end_withholding(it.chunk));
+        withheld
     }
 
     /// The chunks of the batch that falls asleep. What has become free in them since they were marked is claimed.
     ///
     /// # Errors
     /// Those that cannot be unmapped now.
-    fn falling(&self) -> Result<Vec<Falling>, Vec<ChunkId>> {
+    fn falling(&self) -> Result<Vec<Unmapped>, Vec<ChunkId>> {
         let batch = self.mapper.asleep().batches().last().filter(|batch| batch.phase == Phase::Falling);
         let (mut falling, mut unfit) = (Vec::new(), Vec::new());
         for run in batch.map_or(&[][..], |batch| &batch.runs) {
@@ -92,7 +105,7 @@ impl<D: Driver> SlowPath<'_, D> {
                     false => Some(vec![Place { run: here, state: ViewState::Active }]),
                 };
                 match places.filter(|_| is_fit) {
-                    Some(places) => falling.push(Falling { chunk: view.chunk, places }),
+                    Some(places) => falling.push(Unmapped { chunk: view.chunk, places }),
                     None => unfit.push(view.chunk),
                 }
             }
@@ -101,9 +114,9 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// What is known of chunks that sleep whole. Their bytes are in the backup one behind the other.
-    fn whole_chunks(&self, falling: &[Falling]) -> Vec<WholeChunk> {
+    fn whole_chunks(&self, falling: &[Unmapped]) -> Vec<WholeChunk> {
         let mut end = 0;
-        let whole = |Falling { places, .. }: &Falling| {
+        let whole = |Unmapped { places, .. }: &Unmapped| {
             let place = end;
             end += places[0].run.pages.len().bytes(self.page_bytes());
             WholeChunk { places: places.clone(), place }
@@ -129,7 +142,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Maps chunks again that were unmapped, where they were. Where the driver refuses, they stay without memory.
-    fn map_back(&mut self, falling: &[Falling], lane: StreamIndex) {
+    fn map_back(&mut self, falling: &[Unmapped], lane: StreamIndex) {
         let is_gone = |(place, chunk): &(Place, ChunkId)| !self.has_view(place, *chunk);
         let all = falling.iter().flat_map(|it| it.places.iter().map(|place| (*place, it.chunk)));
         let gone: Vec<(Place, ChunkId)> = all.filter(is_gone).collect();
@@ -174,7 +187,8 @@ impl<D: Driver> SlowPath<'_, D> {
         self.end_fall(lane)
     }
 
-    /// Ends what goes on falling, if anything does, once the copies are over, and what may be in use, once it is not.
+    /// Ends what goes on falling, if anything does, once the copies are over, what is unmapped, and what may be in use, once it is
+    /// not.
     ///
     /// # Errors
     /// The driver's, and [`AllocError::CannotWait`] during a capture for what may be in use: it goes on.
@@ -182,6 +196,10 @@ impl<D: Driver> SlowPath<'_, D> {
         match self.mapper.asleep().batches().last().map(|batch| batch.phase) {
             Some(Phase::Falling) => {}
             Some(Phase::InUse) => self.order_behind_users(lane)?,
+            Some(Phase::Unmapped) => {
+                self.map_unmapped(lane);
+                return Ok(());
+            }
             Some(Phase::Asleep | Phase::Waking) | None => return Ok(()),
         }
         self.shared.streams.progress(Some(lane)).wait_for_own()?;
@@ -227,9 +245,12 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// As [`stay_awake`](Self::stay_awake). What of the `falling` chunks has no memory any more, since the driver refused to map it
     /// again, is asleep.
-    fn end_falling(&mut self, falling: &[Falling]) {
+    fn end_falling(&mut self, falling: &[Unmapped]) {
         let Some(mut batch) = self.mapper.asleep_mut().batches_mut().pop() else { return };
-        debug_assert!(matches!(batch.phase, Phase::Falling | Phase::InUse), "only what has its memory can stay awake");
+        debug_assert!(
+            matches!(batch.phase, Phase::Falling | Phase::Unmapped | Phase::InUse),
+            "only what has its memory can stay awake"
+        );
         let lost: Vec<Run> = batch.runs.iter().flat_map(|run| self.unmapped_in(run)).collect();
         let page_bytes = self.page_bytes();
         let sleepers = std::mem::take(&mut batch.blocks);

@@ -1,14 +1,24 @@
 //! Sleep and wake: an allocator gives its memory back and gets it again, at the same addresses.
+//!
+//! ```text
+//! falling.rs   a sleep in steps       waking.rs   a wake in steps
+//! ```
+
+mod falling;
+mod waking;
+
+pub use falling::FallingAsleep;
+pub use waking::Waking;
 
 use super::error::AllocError;
 use super::reports::Asleep;
-use super::slow_path::{Excluded, FellAsleep, LeftAwake, SlowPath, Span, Store, ToWake};
+use super::slow_path::{LeftAwake, Span, Store, ToWake};
 use super::{Allocator, Inner};
 use crate::driver::{Driver, DriverError, MemoryDriver, StreamDriver};
 use crate::segment::listeners::MapListeners;
 use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What becomes of the bytes of what sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,7 +103,7 @@ impl<D: Driver> Allocator<D> {
     /// then; only if the driver in addition refuses to map again what it has unmapped, that is asleep
     /// ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
     pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
-        self.inner.sleep(backup)
+        self.begin_sleep(backup)?.finish()
     }
 
     /// What is asleep. Waits for no call that is under way on another thread, and reports the pages as they were before it.
@@ -110,7 +120,8 @@ impl<D: Driver> Allocator<D> {
     /// [`AllocError::OutOfMemory`] with the report on a request of so many bytes, [`AllocError::CannotWait`] during a capture,
     /// [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is asleep as before.
     pub fn wake(&self, how: impl Into<Wake>) -> Result<Woken, AllocError> {
-        self.inner.wake(how.into())
+        let how = how.into();
+        self.begin_wake(how.wait)?.finish(how.retain)
     }
 
     /// Calls `read` with `bytes` at `addr` as they are in the host's memory: of an allocation that is asleep with a backup, or
@@ -135,57 +146,6 @@ impl<D: Driver> Allocator<D> {
 }
 
 impl<D: Driver> Inner<D> {
-    fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
-        MapListeners::expect_outside()?;
-        let _alone = self.sleeping.lock();
-        let before = self.door.held_bytes();
-        let mut excluded = Excluded::new();
-        loop {
-            let fall = |path: &mut SlowPath<'_, D>| {
-                let lane = path.lane()?;
-                Ok((lane, path.fall_asleep(lane, backup != Backup::Discard, &excluded)?))
-            };
-            let (lane, (left_awake, marked)) = self.door.enter(&self.shared, fall)?;
-            let mut slept = Slept { left_awake, ..Slept::default() };
-            if let Some(marked) = marked {
-                slept.live_bytes = marked.live_bytes;
-                let store = match self.copy_out(lane, backup, &marked.spans) {
-                    Ok(store) => store,
-                    Err((error, store)) => {
-                        self.door.enter(&self.shared, |path| path.abandon_fall(lane, store))?;
-                        return Err(error);
-                    }
-                };
-                slept.copied_bytes = if backup == Backup::Discard { 0 } else { bytes_of(&marked.spans) };
-                match self.door.enter(&self.shared, |path| path.unmap_falling(lane, store))? {
-                    FellAsleep::Not(chunks) => {
-                        excluded.extend(chunks);
-                        continue;
-                    }
-                    FellAsleep::All { bytes } => slept.asleep_bytes = bytes,
-                }
-            }
-            slept.released_bytes = before.saturating_sub(self.door.held_bytes());
-            return Ok(slept);
-        }
-    }
-
-    fn wake(&self, how: Wake) -> Result<Woken, AllocError> {
-        MapListeners::expect_outside()?;
-        let _alone = self.sleeping.lock();
-        let Some((lane, to_wake)) = self.map_asleep(how.wait)? else { return Ok(Woken::default()) };
-        let copied = to_wake.copies.iter().map(|(_, span)| span.bytes).sum();
-        if let Err(error) = self.copy_in(lane, &to_wake) {
-            self.door.enter(&self.shared, |path| path.sleep_on(lane))?;
-            return Err(error.into());
-        }
-        self.door.enter(&self.shared, |path| {
-            path.get_up(how.retain);
-            Ok(())
-        })?;
-        Ok(Woken { mapped_bytes: to_wake.bytes, copied_bytes: copied })
-    }
-
     fn backup_at<T>(
         &self,
         addr: DeviceAddr,
@@ -201,24 +161,6 @@ impl<D: Driver> Inner<D> {
         let mut once = |shown: &[u8]| result = read.take().map(|read| read(shown));
         self.shared.streams.driver.host_read(memory, offset, bytes, &mut once)?;
         Ok(result)
-    }
-
-    /// Maps memory at what is asleep, once there is enough, for as long as the caller waits.
-    fn map_asleep(&self, wait: Duration) -> Result<Option<(StreamIndex, ToWake)>, AllocError> {
-        let began = Instant::now();
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let mapped = self.door.enter(&self.shared, |path| {
-                let lane = path.lane()?;
-                Ok(path.map_asleep(lane)?.map(|to_wake| (lane, to_wake)))
-            });
-            let left = wait.saturating_sub(began.elapsed());
-            match mapped {
-                Err(AllocError::OutOfMemory(_)) if left > Duration::ZERO => std::thread::sleep(pause.min(left)),
-                result => return result,
-            }
-            pause = (2 * pause).min(LONGEST_PAUSE);
-        }
     }
 
     /// Waits for what `lane` is ordered behind, and copies `spans` to the host, if they are not discarded: to memory that is
