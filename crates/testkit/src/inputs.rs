@@ -107,8 +107,10 @@ pub fn kept_op() -> impl Strategy<Value = Op> {
 /// Operations that put to sleep and wake.
 pub fn sleep_op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        any::<bool>().prop_map(|discard| Op::Sleep { discard }),
-        any::<bool>().prop_map(|retain| Op::Wake { retain })
+        3 => any::<bool>().prop_map(|discard| Op::Sleep { discard }),
+        3 => any::<bool>().prop_map(|retain| Op::Wake { retain }),
+        1 => any::<(bool, bool)>().prop_map(|(discard, unmaps)| Op::SleepInPart { discard, unmaps }),
+        1 => any::<bool>().prop_map(|copies| Op::WakeInPart { copies }),
     ]
 }
 

@@ -252,6 +252,18 @@ pub enum Op {
         /// Whether the content is lost.
         discard: bool,
     },
+    /// Begin such a sleep, and do not finish it.
+    SleepInPart {
+        /// Whether the content would be lost.
+        discard: bool,
+        /// Whether the memory is unmapped.
+        unmaps: bool,
+    },
+    /// Begin to wake what is asleep, and do not finish that.
+    WakeInPart {
+        /// Whether the content is copied.
+        copies: bool,
+    },
     /// Wake what is asleep.
     Wake {
         /// Retain backups.

@@ -36,6 +36,8 @@ pub struct Summary {
     pub slept: u64,
     /// See `slept`.
     pub woken: u64,
+    /// Number of sleeps and wakes that were begun and not finished.
+    pub in_part: u64,
     /// Number of sleeps that put a part of a pool to sleep.
     pub pools_slept: u64,
     /// Bytes of blocks that backups had, as of the last sleep.
@@ -70,6 +72,7 @@ impl Summary {
         self.kept += other.kept;
         self.slept += other.slept;
         self.woken += other.woken;
+        self.in_part += other.in_part;
         self.pools_slept += other.pools_slept;
         self.shown_bytes += other.shown_bytes;
         self.verified_free_bytes += other.verified_free_bytes;

@@ -130,7 +130,9 @@ pub fn cases(page: u64) -> Vec<Case> {
             world: not_kept,
             ..case("a sleep that waits for the device", &held_other[..2], Sleep { discard: false })
         },
+        case("a sleep that is not finished", &asleep[..3], SleepInPart { discard: true, unmaps: true }),
         case("a wake", &asleep, Wake { retain: false }),
+        case("a wake that is not finished", &asleep, WakeInPart { copies: true }),
         case("a wake after a free", &[&asleep[..], &[free(1)]].concat(), Wake { retain: false }),
         case(
             "a wake out of the heaps",
@@ -175,6 +177,11 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("trim of a pool", &in_flight(&[free(0)]), Trim { keep: 0 }),
         case("a lower budget of a pool", &in_flight(&[free(0)]), Budget { pages: 3 }),
         case("a sleep of a pool", &in_flight(&[free(0)]), Sleep { discard: false }),
+        case(
+            "a sleep of a pool that is not finished",
+            &in_flight(&[free(0)]),
+            SleepInPart { discard: false, unmaps: true },
+        ),
         case("a sleep of a pool that discards", &in_flight(&[free(0)]), Sleep { discard: true }),
         case("a wake of a pool", &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }]), Wake { retain: false }),
         case(

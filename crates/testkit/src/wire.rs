@@ -160,7 +160,9 @@ fn operation(record: &[u8]) -> Op {
         47 => Op::AllocRegistered { pages: small, stream },
         48 => Op::FreeRegistered { block: small },
         51 => Op::Reset,
+        52 if small & 2 != 0 => Op::SleepInPart { discard: small % 2 == 1, unmaps: small & 4 != 0 },
         52 => Op::Sleep { discard: small % 2 == 1 },
+        53 if small & 2 != 0 => Op::WakeInPart { copies: small & 4 != 0 },
         53 => Op::Wake { retain: small % 2 == 1 },
         50 => Op::CaptureAs {
             mode: CaptureMode::ALL[usize::from(small / 2) % CaptureMode::ALL.len()],
@@ -244,6 +246,8 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
             Op::Reset => (51, 0, 0, 0),
             Op::Sleep { discard } => (52, u8::from(discard), 0, 0),
             Op::Wake { retain } => (53, u8::from(retain), 0, 0),
+            Op::SleepInPart { discard, unmaps } => (52, 2 | u8::from(discard) | u8::from(unmaps) << 2, 0, 0),
+            Op::WakeInPart { copies } => (53, 2 | u8::from(copies) << 2, 0, 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, stream, 0),
         };

@@ -282,6 +282,8 @@ impl<D: Device> Runner<D> {
             }
             Op::Sleep { discard } => self.sleep(discard),
             Op::Wake { retain } => self.wake(retain),
+            Op::SleepInPart { discard, unmaps } => self.sleep_in_part(discard, unmaps),
+            Op::WakeInPart { copies } => self.wake_in_part(copies),
             Op::External { pages } => {
                 let bytes = u64::from(pages) % self.world.pages * self.world.page_bytes;
                 self.driver.inner().inner().set_external(bytes);

@@ -67,6 +67,94 @@ impl<D: Device> Runner<D> {
         self.check_backups();
     }
 
+    /// Begins to put everything to sleep, and does not finish it: everything is as before.
+    pub(crate) fn sleep_in_part(&mut self, discard: bool, unmaps: bool) {
+        let live: Vec<Block> = self.instance().oracle.live.values().cloned().collect();
+        if !live.iter().all(|block| self.wait_for_foreign_uses(block)) {
+            return;
+        }
+        let backup = if discard { Backup::Discard } else { Backup::Pinned };
+        let had_memory = self.with_memory(&live);
+        let before = self.allocator().stats();
+        let left = self.write_free_memory();
+        let allocator = self.allocator().clone();
+        let begin = || {
+            let mut falling = allocator.begin_sleep(backup)?;
+            allocator.check();
+            if unmaps {
+                falling.unmap()?;
+                allocator.check();
+            }
+            Ok(())
+        };
+        let mut begun = begin();
+        if begun.is_ok() && self.struck() {
+            // What was refused while it was undone is done by the next call.
+            begun = begin();
+        }
+        if let Err(error) = begun {
+            if self.excuse_sleep(&error) {
+                self.sleep_in_part(discard, unmaps);
+            }
+            return;
+        }
+        if self.struck() {
+            // What the driver refused to map again is asleep.
+            self.instance_mut().oracle.asleep.extend(live.iter().map(|block| block.addr.0));
+        }
+        let lost = had_memory.difference(&self.with_memory(&live)).copied().collect::<Vec<u64>>();
+        let now = self.allocator().stats();
+        if !self.struck() {
+            assert!(lost.is_empty(), "a sleep that was not finished: {lost:x?}");
+            assert!(now.reserved_bytes <= before.reserved_bytes && now.asleep_bytes <= before.asleep_bytes, "{now:?}");
+            self.summary.in_part += u64::from(!had_memory.is_empty());
+        }
+        if self.struck() {
+            self.note_pool_asleep(left, discard);
+        }
+        for addr in lost {
+            let block = self.instance_mut().oracle.live.get_mut(&addr).expect("a live block");
+            block.content = block.content.filter(|_| !discard);
+            block.backup = None;
+        }
+        if self.struck() {
+            self.recover();
+        }
+        self.check_backups();
+    }
+
+    /// Begins to wake what is asleep, and does not finish it: everything is as before.
+    pub(crate) fn wake_in_part(&mut self, copies: bool) {
+        let before = self.allocator().stats();
+        let allocator = self.allocator().clone();
+        let begin = || {
+            let mut waking = allocator.begin_wake(Duration::ZERO)?;
+            allocator.check();
+            if copies { waking.copy() } else { Ok(()) }
+        };
+        let mut begun = begin();
+        if begun.is_ok() && self.struck() {
+            begun = begin();
+        }
+        match begun {
+            Ok(()) if self.struck() => self.recover(),
+            Ok(()) => {
+                let now = self.allocator().stats();
+                assert!(now.asleep_bytes <= before.asleep_bytes, "{now:?}");
+                assert!(now.reserved_bytes <= before.reserved_bytes, "{now:?}");
+                self.summary.in_part += u64::from(now.asleep_bytes > 0);
+            }
+            Err(AllocError::OutOfMemory(_)) => {}
+            Err(error) => {
+                if self.excuse_sleep(&error) {
+                    self.wake_in_part(copies);
+                }
+                return;
+            }
+        }
+        self.check_backups();
+    }
+
     /// The addresses of those of some live blocks that have memory, at least in part.
     fn with_memory(&self, live: &[Block]) -> BTreeSet<u64> {
         let (oracle, witness) = (&self.instance().oracle, self.driver.inner());
