@@ -185,6 +185,14 @@ typedef struct gapless_slept {
   uint64_t refused_bytes;
 } gapless_slept;
 
+// A tag, and what becomes of its bytes.
+typedef struct gapless_tag_backup {
+  // The tag. NULL: the device's own memory, and all pools whose tag is not named beside it.
+  const char *tag;
+  // What becomes of the bytes.
+  gapless_backup backup;
+} gapless_tag_backup;
+
 // How to wake: the sum of GAPLESS_WAKE_... numbers.
 typedef uint32_t gapless_wake_flags;
 
@@ -738,6 +746,16 @@ gapless_status gapless_sleep(int32_t device,
                              gapless_backup backup,
                              struct gapless_slept *slept);
 
+// As gapless_sleep, for several tags, each with what becomes of its bytes: all of them fall asleep or none. If one cannot, also
+// what was to be discarded has its bytes.
+//
+// tags points to count entries, the tag of each is NULL or a NUL-terminated string; slept is NULL or points to as many bytes as
+// its first field says.
+gapless_status gapless_sleep_tags(int32_t device,
+                                  const struct gapless_tag_backup *tags,
+                                  size_t count,
+                                  struct gapless_slept *slept);
+
 // Wakes the pools of a tag on a device, at the addresses that they had, with their bytes unless those were discarded. NULL: all
 // pools, and the device's own memory. Nothing where nothing is asleep. Writes the bytes of the pages that have memory again to
 // *mapped_bytes, unless that is NULL.
@@ -753,6 +771,16 @@ gapless_status gapless_wake(int32_t device,
                             uint64_t wait_ms,
                             gapless_wake_flags flags,
                             uint64_t *mapped_bytes);
+
+// As gapless_wake, for several tags: all of them wake or none. With NULL among them, everything does.
+//
+// tags points to count entries, each NULL or a NUL-terminated string; mapped_bytes is NULL or points to a number.
+gapless_status gapless_wake_tags(int32_t device,
+                                 const char *const *tags,
+                                 size_t count,
+                                 uint64_t wait_ms,
+                                 gapless_wake_flags flags,
+                                 uint64_t *mapped_bytes);
 
 // Writes to *host where the host has bytes of a device: those of an allocation, or of a part of one, that is asleep with a backup,
 // or whose backup is kept since gapless_wake. NULL where no byte of them is in a backup, and for memory that is not gapless's.

@@ -87,6 +87,12 @@ class Stats(ctypes.Structure):
     _fields_ = [("size", c_size_t), *((name, c_uint64) for name in _figures.FIELDS)]
 
 
+class TagBackup(ctypes.Structure):
+    """``gapless_tag_backup``."""
+
+    _fields_ = [("tag", c_char_p), ("backup", c_int32)]
+
+
 class Slept(ctypes.Structure):
     """``gapless_slept``."""
 
@@ -192,8 +198,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_device_of_handle": (c_int32, [c_char_p, c_uint64, POINTER(c_int32)]),
     "gapless_device_close_import": (c_int32, [c_int32, c_void_p]),
     "gapless_device_keep_closed_imports": (c_int32, [c_int32, c_uint64]),
-    "gapless_sleep": (c_int32, [c_int32, c_char_p, c_int32, POINTER(Slept)]),
-    "gapless_wake": (c_int32, [c_int32, c_char_p, c_uint64, c_uint32, POINTER(c_uint64)]),
+    "gapless_sleep_tags": (c_int32, [c_int32, POINTER(TagBackup), c_size_t, POINTER(Slept)]),
+    "gapless_wake_tags": (c_int32, [c_int32, POINTER(c_char_p), c_size_t, c_uint64, c_uint32, POINTER(c_uint64)]),
     "gapless_backup_of": (c_int32, [c_int32, c_void_p, c_uint64, POINTER(c_void_p)]),
     "gapless_asleep": (c_int32, [c_int32, c_char_p, POINTER(c_uint64), POINTER(c_uint64)]),
     "gapless_tag_push": (c_int32, [c_char_p]),

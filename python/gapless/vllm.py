@@ -12,7 +12,7 @@ import threading
 import warnings
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Collection, Iterator, Optional, Sequence, Union
+from typing import Any, Collection, Iterator, Optional, Union
 
 from . import _library, _start
 from . import torch as _torch
@@ -26,8 +26,6 @@ _MODULE = "vllm.device_allocator.cumem"
 # What the tags are called in gapless: apart from those of a trainer in the same process.
 _PREFIX = "vllm."
 _GRAPHS = "cudagraph"
-# The kinds of pools, as the library numbers them.
-_KINDS = {"graph": 0, "ordinary": 1}
 _GIB = float(1 << 30)
 
 _registered = False
@@ -102,7 +100,7 @@ class TagAllocator:
             pool = self._graph_pools.get(device)
             if pool is None:
                 pool = self._graph_pools[device] = torch.cuda.MemPool()
-                _declare(device, pool.id, "graph", name)
+                _sleep.declare(device, pool, _sleep.GRAPH, name)
         yield pool.id
 
     def release_pools(self) -> None:
@@ -115,8 +113,12 @@ class TagAllocator:
 
     def get_current_usage(self) -> int:
         """The bytes that the tags hold, and those that a wake needs for what is asleep of them."""
-        pools = (pool["stats"] for _, pool in self._pools(self._backups))
-        return sum(stats["reserved_bytes"] + stats["asleep_bytes"] for stats in pools)
+        names, held = {_PREFIX + tag for tag in self._backups}, 0
+        for device in _sleep.devices():
+            report = _library.read_json(_library.load().gapless_torch_report_json, device, 0)
+            of_tags = [pool["stats"] for pool in report["pools"] if pool["tag"] in names]
+            held += sum(stats["reserved_bytes"] + stats["asleep_bytes"] for stats in of_tags)
+        return held
 
     def sleep(self, offload_tags: Union[tuple[str, ...], str, None] = None) -> None:
         """Puts all tags to sleep: some with a backup in pinned memory of the host, the others without one.
@@ -144,8 +146,7 @@ class TagAllocator:
         torch.cuda.empty_cache()
         with self._lock:
             wanted = [tag for tag in self._backups if tags is None or tag in tags or tag not in self._deferrable_tags]
-            with self._together(wanted) as name:
-                woken = _torch.wake(name) if name else 0
+            woken = _torch.wake(*(_PREFIX + tag for tag in wanted)) if wanted else 0
             for tag in wanted:
                 self._backups[tag] = None
         self._logger.info("gapless: %.2f GiB of %s woke up.", woken / _GIB, wanted)
@@ -156,49 +157,18 @@ class TagAllocator:
 
         # A tensor that only garbage refers to need not be copied.
         gc.collect()
-        kept = [tag for tag, backup in wanted.items() if backup == "pinned"]
         before = self._asleep()
-        of_kept = self._sleep_together(kept, "pinned")
-        try:
-            # Last, since their bytes would be lost if another tag were refused.
-            of_discarded = self._sleep_together([tag for tag in wanted if tag not in kept], "discard")
-        except BaseException:
-            now = self._asleep()
-            with self._together([tag for tag in kept if now.get(tag, 0) > before.get(tag, 0)]) as name:
-                if name:
-                    _torch.wake(name)
-            raise
+        slept = _sleep.sleep_each([(_PREFIX + tag, backup) for tag, backup in wanted.items()])
         unchanged = [tag for tag, backup in wanted.items() if tag in before and self._backups[tag] not in (None, backup)]
         self._backups.update((tag, backup) for tag, backup in wanted.items() if tag not in unchanged)
         torch.cuda.empty_cache()
         self._logger.info(
             "gapless: sleep freed %.2f GiB memory in total, of which %.2f GiB is backed up in CPU and the rest is discarded.",
-            (of_kept.released_bytes + of_discarded.released_bytes) / _GIB,
-            of_kept.copied_bytes / _GIB,
+            slept.released_bytes / _GIB,
+            slept.copied_bytes / _GIB,
         )
         if unchanged:
             self._logger.warning("gapless: %s are asleep already, and what becomes of their bytes stays as it was.", unchanged)
-
-    def _sleep_together(self, tags: list[str], backup: str) -> _torch.Slept:
-        with self._together(tags) as name:
-            return _torch.sleep(name, backup=backup) if name else _torch.Slept()
-
-    @contextmanager
-    def _together(self, tags: list[str]) -> Iterator[Optional[str]]:
-        """One tag for the pools of several, which sleeps and wakes whole. ``None`` where there are no tags."""
-        names = [_PREFIX + tag for tag in tags]
-        if len(names) < 2:
-            yield names[0] if names else None
-            return
-        pools = self._pools(tags)
-        together = ", ".join(names)
-        try:
-            for device, pool in pools:
-                _declare(device, pool["id"], pool["kind"], together)
-            yield together
-        finally:
-            for device, pool in pools:
-                _declare(device, pool["id"], pool["kind"], pool["tag"])
 
     def _used(self, tag: str) -> str:
         """Notes a tag, and returns its name in gapless."""
@@ -206,24 +176,10 @@ class TagAllocator:
             self._backups.setdefault(tag, None)
         return _PREFIX + tag
 
-    def _asleep(self) -> dict[str, int]:
-        """Of the tags, those that are asleep, with the bytes that a wake needs."""
+    def _asleep(self) -> set[str]:
+        """The tags that are asleep."""
         asleep = _torch.asleep()
-        return {tag: asleep[_PREFIX + tag] for tag in self._backups if _PREFIX + tag in asleep}
-
-    def _pools(self, tags: Collection[str]) -> list[tuple[int, dict[str, Any]]]:
-        """The pools of some tags, and their devices."""
-        names = {_PREFIX + tag for tag in tags}
-        found = []
-        for device in _sleep._devices():
-            report = _library.read_json(_library.load().gapless_torch_report_json, device, 0)
-            found += [(device, pool) for pool in report["pools"] if pool["tag"] in names]
-        return found
-
-
-def _declare(device: int, pool: Sequence[int], kind: str, tag: str) -> None:
-    named = _library.Pool(*pool)
-    _library.check(_library.load().gapless_torch_declare_pool(device, named, _KINDS[kind], tag.encode()))
+        return {tag for tag in self._backups if _PREFIX + tag in asleep}
 
 
 def _names(tags: Union[tuple[str, ...], str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-//! Sleep and wake in C: all memory of a device, or the pools of a tag.
+//! Sleep and wake in C: all memory of a device, or the pools of tags.
 //!
 //! Threads: any; a pushed tag is the calling thread's.
 
@@ -6,7 +6,7 @@ use crate::abi::{address, optional_text, text};
 use crate::last_error::guard;
 use crate::out::{check_out, write_sized};
 use crate::process::device_of;
-use crate::status::{Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
+use crate::status::{Answer, Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
 use gapless::allocator::{Backup, Slept, Wake};
 use gapless::driver::cuda::CudaDriver;
 use gapless_process::{Device, pop_tag, push_tag};
@@ -48,6 +48,16 @@ pub struct gapless_slept {
     pub refused_bytes: u64,
 }
 
+/// A tag, and what becomes of its bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct gapless_tag_backup {
+    /// The tag. NULL: the device's own memory, and all pools whose tag is not named beside it.
+    pub tag: *const c_char,
+    /// What becomes of the bytes.
+    pub backup: gapless_backup,
+}
+
 impl From<Slept> for gapless_slept {
     fn from(slept: Slept) -> Self {
         Self {
@@ -79,15 +89,35 @@ pub unsafe extern "C" fn gapless_sleep(
     backup: gapless_backup,
     slept: *mut gapless_slept,
 ) -> gapless_status {
+    let one = gapless_tag_backup { tag, backup };
+    // SAFETY: one entry, whose tag is as the function's contract says.
+    unsafe { gapless_sleep_tags(device, &raw const one, 1, slept) }
+}
+
+/// As gapless_sleep, for several tags, each with what becomes of its bytes: all of them fall asleep or none. If one cannot, also
+/// what was to be discarded has its bytes.
+///
+/// # Safety
+/// tags points to count entries, the tag of each is NULL or a NUL-terminated string; slept is NULL or points to as many bytes as
+/// its first field says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_sleep_tags(
+    device: i32,
+    tags: *const gapless_tag_backup,
+    count: usize,
+    slept: *mut gapless_slept,
+) -> gapless_status {
     guard(|| {
         // SAFETY: the function's contract.
-        let tag = unsafe { optional_text(tag) }?;
-        let backup = match backup {
-            GAPLESS_BACKUP_DISCARD => Backup::Discard,
-            GAPLESS_BACKUP_PINNED => Backup::Pinned,
-            _ => return Err(Failure::argument(format!("{backup} is no kind of backup: see GAPLESS_BACKUP_..."))),
-        };
-        let sleep = || Ok(device_of(device)?.sleep(tag.as_deref(), backup)?.into());
+        let entries = unsafe { entries(tags, count) }?;
+        let mut wanted = Vec::with_capacity(count);
+        for entry in entries {
+            // SAFETY: the function's contract.
+            wanted.push((unsafe { optional_text(entry.tag) }?, backup_of(entry.backup)?));
+        }
+        let wanted: Vec<(Option<&str>, Backup)> =
+            wanted.iter().map(|(tag, backup)| (tag.as_deref(), *backup)).collect();
+        let sleep = || Ok(device_of(device)?.sleep_tags(&wanted)?.into());
         if slept.is_null() {
             return sleep().map(|_: gapless_slept| ());
         }
@@ -115,15 +145,35 @@ pub unsafe extern "C" fn gapless_wake(
     flags: gapless_wake_flags,
     mapped_bytes: *mut u64,
 ) -> gapless_status {
+    // SAFETY: one entry, which is as the function's contract says.
+    unsafe { gapless_wake_tags(device, &raw const tag, 1, wait_ms, flags, mapped_bytes) }
+}
+
+/// As gapless_wake, for several tags: all of them wake or none. With NULL among them, everything does.
+///
+/// # Safety
+/// tags points to count entries, each NULL or a NUL-terminated string; mapped_bytes is NULL or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_wake_tags(
+    device: i32,
+    tags: *const *const c_char,
+    count: usize,
+    wait_ms: u64,
+    flags: gapless_wake_flags,
+    mapped_bytes: *mut u64,
+) -> gapless_status {
     guard(|| {
         // SAFETY: the function's contract.
-        let tag = unsafe { optional_text(tag) }?;
+        let entries = unsafe { entries(tags, count) }?;
+        // SAFETY: the function's contract.
+        let tags = entries.iter().map(|tag| unsafe { optional_text(*tag) }).collect::<Result<Vec<_>, _>>()?;
+        let tags: Vec<Option<&str>> = tags.iter().map(Option::as_deref).collect();
         if flags & !GAPLESS_WAKE_RETAIN_BACKUPS != 0 {
             return Err(Failure::argument(format!("{flags:#x} are no flags of a wake: see GAPLESS_WAKE_...")));
         }
         let how = Wake { wait: Duration::from_millis(wait_ms), retain: flags & GAPLESS_WAKE_RETAIN_BACKUPS != 0 };
         let device = device_of(device)?;
-        let woken = device.wake(tag.as_deref(), how);
+        let woken = device.wake_tags(&tags, how);
         let woken = woken.map_err(|error| with_asleep(device, error.into()))?;
         if !mapped_bytes.is_null() {
             // SAFETY: not null, so valid for a write (the function's contract).
@@ -204,6 +254,27 @@ pub unsafe extern "C" fn gapless_tag_push(tag: *const c_char) -> gapless_status 
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_tag_pop() -> gapless_status {
     guard(|| Ok(pop_tag()?))
+}
+
+/// The entries of a caller's list.
+///
+/// # Safety
+/// tags points to count entries that nobody changes during the call.
+unsafe fn entries<'a, T>(tags: *const T, count: usize) -> Answer<&'a [T]> {
+    match count {
+        0 => Ok(&[]),
+        _ if tags.is_null() => Err(Failure::argument(format!("the list of {count} tags is null"))),
+        // SAFETY: not null, so so many entries (the function's contract).
+        _ => Ok(unsafe { std::slice::from_raw_parts(tags, count) }),
+    }
+}
+
+fn backup_of(backup: gapless_backup) -> Answer<Backup> {
+    match backup {
+        GAPLESS_BACKUP_DISCARD => Ok(Backup::Discard),
+        GAPLESS_BACKUP_PINNED => Ok(Backup::Pinned),
+        _ => Err(Failure::argument(format!("{backup} is no kind of backup: see GAPLESS_BACKUP_..."))),
+    }
 }
 
 /// A failure for lack of memory, with what is asleep on the device.

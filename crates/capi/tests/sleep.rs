@@ -12,6 +12,7 @@ use std::ptr::{null, null_mut, without_provenance};
 const MIB: u64 = 1 << 20;
 const MAIN: *mut CUstream_st = null_mut();
 const WEIGHTS: gapless_torch_pool = gapless_torch_pool { first: 1, second: 1 };
+const CACHE: gapless_torch_pool = gapless_torch_pool { first: 1, second: 3 };
 const GRAPH: gapless_torch_pool = gapless_torch_pool { first: 0, second: 2 };
 
 fn alloc(pool: Option<gapless_torch_pool>, bytes: u64) -> Result<*mut c_void, gapless_status> {
@@ -104,6 +105,62 @@ fn a_tag_sleeps_and_wakes() {
         assert_eq!((slept.live_bytes, asleep(None).0), (18 * MIB, 18 * MIB));
         assert_eq!(wake(None, 0), Ok(slept.asleep_bytes));
         assert_eq!((gpu.read(MAIN, own, 16), gpu.read(MAIN, weights, 16)), (vec![8; 16], vec![7; 16]));
+    });
+}
+
+/// Two tags with a backup each: both sleep or none, and both wake or none.
+#[test]
+fn several_tags_sleep_and_wake_together() {
+    with_devices("several_tags_sleep_and_wake_together", &[("GAPLESS_CONF", "budget:32MiB,host:8MiB")], || {
+        let gpu = Gpu::open(0);
+        for (pool, tag) in [(WEIGHTS, "weights"), (CACHE, "cache")] {
+            assert_eq!(gapless_torch_use_pool(0, pool), GAPLESS_OK);
+            assert_eq!(declare(pool, GAPLESS_POOL_ORDINARY, Some(tag)), GAPLESS_OK);
+        }
+        let [weights, cache, own] =
+            [(Some(WEIGHTS), 6), (Some(CACHE), 10), (None, 4)].map(|(pool, mib)| alloc(pool, mib * MIB).unwrap());
+        for (block, value) in [(weights, 7), (cache, 8), (own, 9)] {
+            gpu.fill(MAIN, block, value, 4 * MIB as usize);
+        }
+        let entry =
+            |tag: Option<&'static CStr>, backup| gapless_tag_backup { tag: tag.map_or(null(), CStr::as_ptr), backup };
+        let mut slept = gapless_slept { size: size_of::<gapless_slept>(), ..gapless_slept::default() };
+        // SAFETY: the tags are strings, and what is written is valid, here and below.
+        let mut sleep =
+            |tags: &[gapless_tag_backup]| unsafe { gapless_sleep_tags(0, tags.as_ptr(), tags.len(), &raw mut slept) };
+        let [discarded, kept] =
+            [entry(Some(c"cache"), GAPLESS_BACKUP_DISCARD), entry(Some(c"weights"), GAPLESS_BACKUP_PINNED)];
+        // The host's memory for backups is too small for all that is to be kept: what is to be discarded is there still.
+        let all = [discarded, entry(None, GAPLESS_BACKUP_PINNED)];
+        assert_eq!(sleep(&all), GAPLESS_ERROR_DRIVER);
+        assert!(
+            error_text().starts_with("a backup of 4 MiB does not fit in the 2 MiB that are left"),
+            "{}",
+            error_text()
+        );
+        assert_eq!((asleep(None), gpu.read(MAIN, cache, 16)), ((0, 0), vec![8; 16]));
+        assert_eq!(sleep(&[discarded, entry(None, 9)]), GAPLESS_ERROR_INVALID_ARGUMENT);
+        assert_eq!(sleep(&[]), GAPLESS_OK);
+        assert_eq!(sleep(&[discarded, kept]), GAPLESS_OK);
+        assert_eq!((slept.asleep_bytes, slept.live_bytes, slept.copied_bytes), (16 * MIB, 16 * MIB, 6 * MIB));
+        let wake = |tags: &[*const c_char]| {
+            // SAFETY: as above.
+            unsafe { gapless_wake_tags(0, tags.as_ptr(), tags.len(), 0, 0, null_mut()) }
+        };
+        let other = alloc(None, 14 * MIB).unwrap();
+        let both = [c"weights".as_ptr(), c"cache".as_ptr()];
+        assert_eq!(wake(&both), GAPLESS_ERROR_OUT_OF_MEMORY);
+        assert_eq!(asleep(None).1, 16 * MIB);
+        assert_eq!(gapless_device_free(0, other, 0), GAPLESS_OK);
+        assert_eq!(wake(&[]), GAPLESS_OK);
+        assert_eq!((asleep(None).1, wake(&both), asleep(None).1), (16 * MIB, GAPLESS_OK, 0));
+        assert_eq!((gpu.read(MAIN, weights, 16), gpu.read(MAIN, own, 16)), (vec![7; 16], vec![9; 16]));
+        // SAFETY: a list that is null is refused, here and below.
+        let refused = unsafe { gapless_sleep_tags(0, null(), 2, null_mut()) };
+        assert_eq!((refused, error_text()), (GAPLESS_ERROR_INVALID_ARGUMENT, "the list of 2 tags is null".to_owned()));
+        // SAFETY: as above.
+        let refused = unsafe { gapless_wake_tags(0, null(), 2, 0, 0, null_mut()) };
+        assert_eq!(refused, GAPLESS_ERROR_INVALID_ARGUMENT);
     });
 }
 

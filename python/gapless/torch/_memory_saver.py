@@ -77,7 +77,7 @@ def serve_regions(serves: Callable[[], bool], tags: Any) -> None:
     """Has torch_memory_saver keep memory of its regions in gapless, once a program imports it.
 
     That is where gapless ``serves`` PyTorch when a program first calls torch_memory_saver. ``tags`` has the functions ``tag``,
-    ``sleep``, ``wake``, ``asleep`` and ``backup_of`` of ``gapless.torch``, ``pool_of``, which returns the pool of a tag, and
+    ``sleep``, ``wake`` and ``backup_of`` of ``gapless.torch``, ``pool_of``, which returns the pool of a tag, and
     ``wait_for_devices``, which waits for what is queued.
     """
 
@@ -177,12 +177,8 @@ def _over(original: Any, tags: Any) -> Any:
 
         def resume(self, tag: Optional[str]) -> None:
             names = self._on_gapless(tag)
-            retain = bool(names) and self._binary_wrapper.cdll.tms_get_retain_cpu_backup()
-            # All that is asleep wakes whole or not at all, which several tags by their names do not.
-            if len(names) > 1 and names >= tags.asleep().keys():
-                tags.wake(retain=retain)
-            elif names:
-                tags.wake(*sorted(names), retain=retain)
+            if names:
+                tags.wake(*sorted(names), retain=self._binary_wrapper.cdll.tms_get_retain_cpu_backup())
             self._turns.resume(tag, super().resume)
 
         def _on_gapless(self, tag: Optional[str]) -> set[str]:

@@ -6,14 +6,15 @@ import contextlib
 import ctypes
 import dataclasses
 import threading
-from typing import Any, Iterator, Optional
+from typing import Any, Collection, Iterator, Optional
 
 from .. import _library
 
 _PINNED = "pinned"
 # The kinds of backups, as the library numbers them.
 _BACKUPS = {"discard": 0, _PINNED: 1}
-_ORDINARY = 1
+# The kinds of pools, too.
+GRAPH, _ORDINARY = 0, 1
 _RETAIN_BACKUPS = 1
 
 
@@ -85,10 +86,15 @@ def _pool_of(torch: Any, name: str, backup: Optional[str]) -> Any:
         pool = known.pools.get(device)
         if pool is None:
             pool = torch.cuda.MemPool()
-            named = _library.Pool(*pool.id)
-            _library.check(_library.load().gapless_torch_declare_pool(device, named, _ORDINARY, name.encode()))
+            declare(device, pool, _ORDINARY, name)
             known.pools[device] = pool
     return pool
+
+
+def declare(device: int, pool: Any, kind: int, name: str) -> None:
+    """Says what kind a pool is, and its tag."""
+    named = _library.Pool(*pool.id)
+    _library.check(_library.load().gapless_torch_declare_pool(device, named, kind, name.encode()))
 
 
 def sleep(*tags: str, backup: Optional[str] = None) -> Slept:
@@ -96,7 +102,7 @@ def sleep(*tags: str, backup: Optional[str] = None) -> Slept:
 
     Waits until what is queued has completed and the bytes are copied. No work that uses the memory may be queued until
     :func:`wake`; tensors may be freed, and others allocated, which have memory of their own. ``backup`` is as in :func:`tag`, for
-    all of them. A tag that nothing has: nothing. Each tag sleeps whole or not at all, and so does what has none.
+    all of them. A tag that nothing has: nothing. On each device, all of it sleeps, or none.
 
     Stays awake, and is counted in the result: what another process has open, or is pinned otherwise.
 
@@ -108,25 +114,25 @@ def sleep(*tags: str, backup: Optional[str] = None) -> Slept:
     if tags:
         wanted = [(name, backup or _backup_of(name)) for name in tags]
     else:
-        # Those with another backup first: the rest is what they leave.
         with _lock:
             others = [(name, known.backup) for name, known in _tags.items() if known.backup != _PINNED]
         wanted = [*(others if backup is None else []), (None, backup or _PINNED)]
+    return sleep_each(wanted)
+
+
+def sleep_each(wanted: Collection[tuple[Optional[str], str]]) -> Slept:
+    """As :func:`sleep`, of tags that have a backup each; ``None`` stands for all that is of no tag beside it."""
+    entries = [_library.TagBackup(None if name is None else name.encode(), _number_of(kind)) for name, kind in wanted]
     done = Slept()
-    for device in _devices():
-        for name, kind in wanted:
-            done = _sum(done, _sleep_one(device, name, kind))
+    for device in devices():
+        slept = _library.Slept.sized()
+        listed = (_library.TagBackup * len(entries))(*entries)
+        _library.check(_library.load().gapless_sleep_tags(device, listed, len(entries), slept))
+        done = _sum(done, slept)
     return done
 
 
-def _sleep_one(device: int, name: Optional[str], kind: str) -> Slept:
-    slept = _library.Slept.sized()
-    text = None if name is None else name.encode()
-    _library.check(_library.load().gapless_sleep(device, text, _number_of(kind), slept))
-    return Slept(**{field.name: getattr(slept, field.name) for field in dataclasses.fields(Slept)})
-
-
-def _sum(one: Slept, other: Slept) -> Slept:
+def _sum(one: Slept, other: _library.Slept) -> Slept:
     names = [field.name for field in dataclasses.fields(Slept)]
     return Slept(**{name: getattr(one, name) + getattr(other, name) for name in names})
 
@@ -134,9 +140,8 @@ def _sum(one: Slept, other: Slept) -> Slept:
 def wake(*tags: str, wait: float = 0.0, retain: bool = False) -> int:
     """Brings back what is asleep of some tags, at the same addresses; without any, all that is asleep. Returns how many bytes.
 
-    Each tag wakes whole or not at all, and so does what is asleep without one named. Where there is too little memory, tries again
-    for ``wait`` seconds: another process may be about to give some back. Then raises ``gapless.OutOfMemoryError``, and what has
-    not woken is asleep as before.
+    On each device, all of it wakes, or none. Where there is too little memory, tries again for ``wait`` seconds: another process
+    may be about to give some back. Then raises ``gapless.OutOfMemoryError``, and what has not woken is asleep as before.
 
     With ``retain``, backups are kept: :func:`backup_of` has the bytes as of the sleep, in the same memory of the host from sleep to
     sleep, until a tensor's memory is freed or sleeps again. Memory of captured graphs keeps none.
@@ -147,12 +152,12 @@ def wake(*tags: str, wait: float = 0.0, retain: bool = False) -> int:
     milliseconds = min(int(wait * 1000), (1 << 63) - 1) if wait != float("inf") else (1 << 63) - 1
     flags = _RETAIN_BACKUPS if retain else 0
     library = _library.load()
-    for device in _devices():
-        for name in tags or (None,):
-            mapped = ctypes.c_uint64()
-            text = None if name is None else name.encode()
-            _library.check(library.gapless_wake(device, text, milliseconds, flags, mapped))
-            woken += mapped.value
+    names: list[Optional[bytes]] = [name.encode() for name in tags] if tags else [None]
+    for device in devices():
+        mapped = ctypes.c_uint64()
+        listed = (ctypes.c_char_p * len(names))(*names)
+        _library.check(library.gapless_wake_tags(device, listed, len(names), milliseconds, flags, mapped))
+        woken += mapped.value
     return woken
 
 
@@ -183,7 +188,7 @@ def backup_of(tensor: Any, copy: bool = True) -> Any:
 def asleep() -> dict[Optional[str], int]:
     """The bytes that a wake needs, by tag; under ``None`` those of memory without one. Empty where nothing is asleep."""
     found: dict[Optional[str], int] = {}
-    for device in _devices():
+    for device in devices():
         report = _library.read_json(_library.load().gapless_torch_report_json, device, 0)
         for its in report["asleep"]:
             found[its["tag"]] = found.get(its["tag"], 0) + its["asleep_bytes"]
@@ -198,11 +203,11 @@ def pool_of(name: str) -> Any:
         return _tags[name].pools[torch.cuda.current_device()]
 
 
-def wait_for_devices() -> None:
+def wait_fordevices() -> None:
     """Waits until what is queued on the devices that PyTorch uses has completed."""
     import torch
 
-    for device in _devices():
+    for device in devices():
         torch.cuda.synchronize(device)
 
 
@@ -217,7 +222,7 @@ def _number_of(backup: str) -> int:
     return _BACKUPS[backup]
 
 
-def _devices() -> list[int]:
+def devices() -> list[int]:
     """The devices that PyTorch uses."""
     import torch
 
