@@ -685,8 +685,8 @@ gapless_status gapless_range_reserve(int32_t device,
                                      void **range);
 
 // Maps at least bytes more at the end of a range, in whole pages, for work on stream; their content is undefined. What the range
-// has stays as it is. 0 bytes: only records that stream uses the range. Every stream whose work uses it has to be recorded, by this
-// function: gapless_range_shrink and gapless_range_close wait for those.
+// has stays as it is. 0 bytes: only records that stream uses the range. Every stream whose work uses it has to be recorded, by
+// this function: gapless_range_shrink and gapless_range_close wait for those.
 //
 // Where there is too little memory, it takes free memory of the device, after a wait for the streams that used that. On failure
 // the range is as before: GAPLESS_ERROR_OUT_OF_MEMORY with a report, GAPLESS_ERROR_TOO_LARGE where the range has fewer addresses
@@ -919,7 +919,8 @@ gapless_status gapless_torch_set_fraction(double fraction,
 void *gapless_torch_base_alloc(void *pointer,
                                size_t *size);
 
-// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation.
+// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation, or that a stream of
+// its device uses the growable range.
 void gapless_torch_record_stream(void *pointer,
                                  struct CUstream_st *stream);
 
@@ -978,6 +979,11 @@ gapless_status gapless_torch_delete(void *pointer);
 gapless_status gapless_torch_use_on(void *pointer,
                                     int32_t device,
                                     struct CUstream_st *stream);
+
+// Records that a stream uses the growable range that starts at an address, of which a tensor is that PyTorch was given.
+// GAPLESS_ERROR_NOT_FOUND when there is none; nothing was done.
+gapless_status gapless_torch_use_range(void *pointer,
+                                       struct CUstream_st *stream);
 
 // Describes the live allocation that an address lies in. GAPLESS_ERROR_NOT_FOUND when there is none.
 //

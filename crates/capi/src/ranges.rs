@@ -31,8 +31,8 @@ pub unsafe extern "C" fn gapless_range_reserve(device: i32, bytes: u64, range: *
 }
 
 /// Maps at least bytes more at the end of a range, in whole pages, for work on stream; their content is undefined. What the range
-/// has stays as it is. 0 bytes: only records that stream uses the range. Every stream whose work uses it has to be recorded, by this
-/// function: gapless_range_shrink and gapless_range_close wait for those.
+/// has stays as it is. 0 bytes: only records that stream uses the range. Every stream whose work uses it has to be recorded, by
+/// this function: gapless_range_shrink and gapless_range_close wait for those.
 ///
 /// Where there is too little memory, it takes free memory of the device, after a wait for the streams that used that. On failure
 /// the range is as before: GAPLESS_ERROR_OUT_OF_MEMORY with a report, GAPLESS_ERROR_TOO_LARGE where the range has fewer addresses

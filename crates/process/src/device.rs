@@ -1,6 +1,6 @@
 //! One device of a process: its allocator, its pools, and what is kept about its blocks.
 //!
-//! Its functions for those who allocate are in `memory`, `restore`, `outside`, `ranges`, `sleep`, `figures` and `blocks`.
+//! Its functions for those who allocate are in `memory`, `restore`, `outside`, `growable`, `sleep`, `figures` and `blocks`.
 //!
 //! Threads: any. Cost of finding out whose an address is: a look at the main allocator's directory, and at those of the pools while
 //! there are some.

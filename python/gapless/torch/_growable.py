@@ -140,7 +140,8 @@ class Growable:
     def record_stream(self, stream: Any) -> None:
         """Records that work on ``stream`` uses it: a :meth:`shrink`, and the end of the memory, wait for that stream, too.
 
-        For streams that were never current when it grew. ``Tensor.record_stream`` does not say that of its tensors.
+        For streams that were never current when it grew. With :func:`enable`, ``Tensor.record_stream`` of its tensors does the
+        same, until it is closed.
         """
         with self._lock:
             self._map(self._open(), 0, stream.cuda_stream)

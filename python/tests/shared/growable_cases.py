@@ -139,13 +139,14 @@ def test_a_tensor_keeps_the_memory():
     assert held() == 0
 
 
-def test_streams_that_use_it_are_known():
-    recorded, current = torch.cuda.Stream(), torch.cuda.Stream()
-    for capturing in (recorded, current):
+def test_streams_that_use_it_are_known(capfd):
+    recorded, of_a_tensor, current = (torch.cuda.Stream() for _ in range(3))
+    for capturing in (recorded, of_a_tensor, current):
         cache = gapless.torch.growable((100, MIB), dtype=torch.uint8)
         with torch.cuda.stream(current):
             cache.grow(4)
         cache.record_stream(recorded)
+        cache.tensor[2:].record_stream(of_a_tensor)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(capturing):
             graph.capture_begin()
@@ -156,6 +157,7 @@ def test_streams_that_use_it_are_known():
         assert (len(cache), cache.held_bytes) == (4, 4 * MIB)
         assert cache.shrink(2) == 2 * MIB
         graph.reset()
+    assert "gapless:" not in capfd.readouterr().err
 
 
 def test_a_shrink_waits_for_the_current_stream():
