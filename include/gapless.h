@@ -676,6 +676,9 @@ void gapless_torch_registered_free(void *pointer,
 // That one names the range in the functions below until gapless_range_close, and does not change. Nothing is mapped yet: no
 // memory is held.
 //
+// In a callback of a map listener, the functions on ranges answer GAPLESS_ERROR_IN_USE, of kind GAPLESS_KIND_IN_CALLBACK, and in a
+// forked process GAPLESS_ERROR_DRIVER, of kind GAPLESS_KIND_FORKED: nothing was done.
+//
 // Pools, tags, recordings and the memory history are not about ranges; statistics, snapshots and out-of-memory reports are
 // (range_bytes). What a range holds stays awake in gapless_sleep. Ranges are not exported to other processes.
 //
@@ -729,7 +732,8 @@ gapless_status gapless_range_close(int32_t device,
 
 // Writes to *tensor a new tensor of DLPack (a DLManagedTensor of dlpack.h) over all addresses of a range: bytes, in one dimension.
 // Those beyond what is mapped must not be used; what the range grows by is in reach of the tensor at once. Whoever takes the
-// tensor calls its deleter once, on any thread. Until then the range keeps its memory and its addresses, also when it is closed.
+// tensor calls its deleter once, on any thread, but not in a callback of a map listener. Until then the range keeps its memory and
+// its addresses, also when it is closed.
 //
 // tensor points to a pointer.
 gapless_status gapless_range_dlpack(int32_t device,

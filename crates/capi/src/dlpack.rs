@@ -47,7 +47,8 @@ const UNSIGNED: u8 = 1;
 
 /// Writes to *tensor a new tensor of DLPack (a DLManagedTensor of dlpack.h) over all addresses of a range: bytes, in one dimension.
 /// Those beyond what is mapped must not be used; what the range grows by is in reach of the tensor at once. Whoever takes the
-/// tensor calls its deleter once, on any thread. Until then the range keeps its memory and its addresses, also when it is closed.
+/// tensor calls its deleter once, on any thread, but not in a callback of a map listener. Until then the range keeps its memory and
+/// its addresses, also when it is closed.
 ///
 /// # Safety
 /// tensor points to a pointer.

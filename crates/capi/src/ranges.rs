@@ -14,6 +14,9 @@ use std::ffi::c_void;
 /// That one names the range in the functions below until gapless_range_close, and does not change. Nothing is mapped yet: no
 /// memory is held.
 ///
+/// In a callback of a map listener, the functions on ranges answer GAPLESS_ERROR_IN_USE, of kind GAPLESS_KIND_IN_CALLBACK, and in a
+/// forked process GAPLESS_ERROR_DRIVER, of kind GAPLESS_KIND_FORKED: nothing was done.
+///
 /// Pools, tags, recordings and the memory history are not about ranges; statistics, snapshots and out-of-memory reports are
 /// (range_bytes). What a range holds stays awake in gapless_sleep. Ranges are not exported to other processes.
 ///

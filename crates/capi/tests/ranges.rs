@@ -311,6 +311,35 @@ fn any_call_fails_while_a_range_changes() {
     });
 }
 
+/// What a callback may not do, while the range that it is about grows.
+unsafe extern "C" fn on_map(range: *mut c_void, _device: i32, pointer: *mut c_void, _bytes: u64) -> i32 {
+    if (range.addr()..range.addr() + 64 * MIB as usize).contains(&pointer.addr()) {
+        let answers = [
+            gapless_range_grow(0, range, MIB, MAIN),
+            gapless_range_close(0, range),
+            shrink(range, MIB).err().unwrap_or(GAPLESS_OK),
+            size(range).err().unwrap_or(GAPLESS_OK),
+            reserve(MIB).err().unwrap_or(GAPLESS_OK),
+        ];
+        assert_eq!((answers, gapless_last_error_kind()), ([GAPLESS_ERROR_IN_USE; 5], GAPLESS_KIND_IN_CALLBACK));
+        println!("was called back");
+    }
+    0
+}
+
+#[test]
+fn a_callback_cannot_change_a_range() {
+    let text = with_devices("a_callback_cannot_change_a_range", &[], || {
+        let (range, mut listener) = (reserve(64 * MIB).unwrap(), 0);
+        // SAFETY: the callbacks take a context that they do not follow, and the out-parameter is valid.
+        let status = unsafe { gapless_device_add_map_listener(0, Some(on_map as _), None, range, &raw mut listener) };
+        assert_eq!(status, GAPLESS_OK);
+        assert_eq!(gapless_range_grow(0, range, 4 * MIB, MAIN), GAPLESS_OK, "{}", error_text());
+        assert_eq!((size(range), gapless_range_close(0, range)), (Ok((4 * MIB, 64 * MIB)), GAPLESS_OK));
+    });
+    assert!(text.is_none_or(|text| text.contains("was called back")));
+}
+
 /// DLPack's tensor, as dlpack.h has it.
 #[repr(C)]
 struct Tensor {

@@ -8,7 +8,7 @@
 
 use crate::error::Error;
 use gapless::DeviceAddr;
-use gapless::allocator::{AllocError, VirtualRange};
+use gapless::allocator::{AllocError, MapListeners, VirtualRange};
 use gapless::driver::Driver;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -54,16 +54,18 @@ impl<D: Driver> Ranges<D> {
     }
 
     pub fn find(&self, addr: DeviceAddr) -> Result<Arc<Mutex<VirtualRange<D>>>, Error> {
-        self.expect_not_forked()?;
+        self.expect_usable()?;
         self.by_address.lock().get(&addr).map(Arc::clone).ok_or(Error::NotARange(addr))
     }
 
     pub fn remove(&self, addr: DeviceAddr) -> Result<Arc<Mutex<VirtualRange<D>>>, Error> {
-        self.expect_not_forked()?;
+        self.expect_usable()?;
         self.by_address.lock().remove(&addr).ok_or(Error::NotARange(addr))
     }
 
-    fn expect_not_forked(&self) -> Result<(), AllocError> {
+    /// Refuses where a lock may be held for ever, or by whoever has called this.
+    fn expect_usable(&self) -> Result<(), AllocError> {
+        MapListeners::expect_outside()?;
         if std::process::id() != self.process {
             return Err(AllocError::Forked { built_in: self.process });
         }
