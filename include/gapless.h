@@ -17,6 +17,9 @@
  * calling thread's own default stream in a program that is compiled for it: see the end of this header. */
 struct CUstream_st;
 
+/* DLPack's tensor, as in dlpack.h. */
+struct DLManagedTensor;
+
 // Bytes of a handle of shared memory.
 #define GAPLESS_SHARE_HANDLE_BYTES 192
 
@@ -244,7 +247,7 @@ typedef struct gapless_torch_block {
 // There is not enough memory; gapless_last_error_report_json explains why, unless the kind is GAPLESS_KIND_TOO_LARGE.
 #define GAPLESS_ERROR_OUT_OF_MEMORY 3
 
-// More bytes than the addresses that are reserved for a stream; see region_bytes.
+// More bytes than the addresses that are reserved for a stream, see region_bytes, or than a growable range has left.
 #define GAPLESS_ERROR_TOO_LARGE 4
 
 // No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
@@ -305,7 +308,8 @@ typedef struct gapless_torch_block {
 // A driver call failed for another reason; gapless_last_error_code says which.
 #define GAPLESS_KIND_DRIVER_OTHER 6
 
-// The request is larger than the range of addresses that is reserved for a stream; see region_bytes.
+// The request is larger than the range of addresses that is reserved for a stream, see region_bytes, or than what a growable range
+// has left.
 #define GAPLESS_KIND_TOO_LARGE 7
 
 // The driver's free addresses are in more pieces than an allocator can keep track of.
@@ -676,6 +680,74 @@ void gapless_torch_registered_free(void *pointer,
                                    int32_t device,
                                    struct CUstream_st *_stream);
 
+// Reserves bytes of addresses, rounded up to the driver's granularity, for a growable range, and writes the first one to *range.
+// That one names the range in the functions below until gapless_range_close, and does not change. Nothing is mapped yet: no
+// memory is held.
+//
+// In a callback of a map listener, the functions on ranges answer GAPLESS_ERROR_IN_USE, of kind GAPLESS_KIND_IN_CALLBACK, and in a
+// forked process GAPLESS_ERROR_DRIVER, of kind GAPLESS_KIND_FORKED: nothing was done.
+//
+// Pools, tags, recordings and the memory history are not about ranges; statistics, snapshots and out-of-memory reports are
+// (range_bytes). What a range holds stays awake in gapless_sleep. Ranges are not exported to other processes.
+//
+// range points to a pointer.
+gapless_status gapless_range_reserve(int32_t device,
+                                     uint64_t bytes,
+                                     void **range);
+
+// Maps at least bytes more at the end of a range, in whole pages, for work on stream; their content is undefined. What the range
+// has stays as it is. 0 bytes: only records that stream uses the range. Every stream whose work uses it has to be recorded, by
+// this function: gapless_range_shrink and gapless_range_close wait for those.
+//
+// Where there is too little memory, it takes free memory of the device, after a wait for the streams that used that. On failure
+// the range is as before: GAPLESS_ERROR_OUT_OF_MEMORY with a report, GAPLESS_ERROR_TOO_LARGE where the range has fewer addresses
+// left.
+gapless_status gapless_range_grow(int32_t device,
+                                  void *range,
+                                  uint64_t bytes,
+                                  struct CUstream_st *stream);
+
+// Unmaps up to bytes at the end of a range, the whole physical allocations that lie in them, and writes the number of bytes
+// unmapped to *unmapped, unless that is NULL. All allocations of the device may have their memory from then on;
+// gapless_device_trim returns it to the driver.
+//
+// The host waits for the work that is queued on the streams that the range was used with: for the whole device where one of them
+// was not kept (gapless_device_keep_stream), which breaks a capture. GAPLESS_ERROR_STREAM of kind GAPLESS_KIND_CANNOT_WAIT where
+// one that was kept is being captured: nothing was done. Where the driver fails, what was unmapped before stays unmapped:
+// gapless_range_size.
+//
+// unmapped is NULL or points to a number.
+gapless_status gapless_range_shrink(int32_t device,
+                                    void *range,
+                                    uint64_t bytes,
+                                    uint64_t *unmapped);
+
+// Writes the bytes of a range that may be used, from its start, to *mapped_bytes, and those of its addresses to *address_bytes,
+// unless these are NULL.
+//
+// mapped_bytes and address_bytes are NULL or point to numbers.
+gapless_status gapless_range_size(int32_t device,
+                                  void *range,
+                                  uint64_t *mapped_bytes,
+                                  uint64_t *address_bytes);
+
+// Closes a range: its address names it no more, here and in the functions above. Its memory is free for all allocations of the
+// device after a wait as in gapless_range_shrink, and its addresses go back to the driver; while tensors of gapless_range_dlpack
+// live, both stay with them. Where the host cannot wait since a stream is being captured, that happens later, at the latest when
+// memory is wanted. NULL: nothing.
+gapless_status gapless_range_close(int32_t device,
+                                   void *range);
+
+// Writes to *tensor a new tensor of DLPack (a DLManagedTensor of dlpack.h) over all addresses of a range: bytes, in one dimension.
+// Those beyond what is mapped must not be used; what the range grows by is in reach of the tensor at once. Whoever takes the
+// tensor calls its deleter once, on any thread, but not in a callback of a map listener. Until then the range keeps its memory and
+// its addresses, also when it is closed.
+//
+// tensor points to a pointer.
+gapless_status gapless_range_dlpack(int32_t device,
+                                    void *range,
+                                    struct DLManagedTensor **tensor);
+
 // Offers the live allocation that pointer lies in, one of a pool too, to other processes of the user: writes a handle of
 // GAPLESS_SHARE_HANDLE_BYTES bytes to handle, and to *offset how far pointer lies behind the start of the allocation. The
 // handle starts with "gapless2", is good until the allocation is freed, and can be sent by whatever means; one
@@ -879,7 +951,8 @@ gapless_status gapless_torch_set_fraction(double fraction,
 void *gapless_torch_base_alloc(void *pointer,
                                size_t *size);
 
-// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation.
+// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation, or that a stream of
+// its device uses the growable range.
 void gapless_torch_record_stream(void *pointer,
                                  struct CUstream_st *stream);
 
@@ -938,6 +1011,11 @@ gapless_status gapless_torch_delete(void *pointer);
 gapless_status gapless_torch_use_on(void *pointer,
                                     int32_t device,
                                     struct CUstream_st *stream);
+
+// Records that a stream uses the growable range that starts at an address, of which a tensor is that PyTorch was given.
+// GAPLESS_ERROR_NOT_FOUND when there is none; nothing was done.
+gapless_status gapless_torch_use_range(void *pointer,
+                                       struct CUstream_st *stream);
 
 // Describes the live allocation that an address lies in. GAPLESS_ERROR_NOT_FOUND when there is none.
 //
@@ -1105,4 +1183,6 @@ static inline struct CUstream_st *gapless_per_thread(struct CUstream_st *stream)
     gapless_device_alloc_registered(device, bytes, gapless_per_thread(stream), pointer)
 #define gapless_device_record_registered(device, pointer, stream) \
     gapless_device_record_registered(device, pointer, gapless_per_thread(stream))
+#define gapless_range_grow(device, range, bytes, stream) \
+    gapless_range_grow(device, range, bytes, gapless_per_thread(stream))
 #endif  /* CUDA_API_PER_THREAD_DEFAULT_STREAM */

@@ -76,14 +76,17 @@ fn worded(device: &Device<CudaDriver>, request: &Request, error: AllocError) -> 
             let text = format!("GPU out of memory. Tried to allocate {}. {explanation}", ByteSize(request.bytes));
             Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
         }
-        _ => {
-            let mut failure = with_asleep(device, error.into());
-            if let Some(hint) = budget_hint(&failure) {
-                failure.text = format!("{}\n{hint}", failure.text);
-            }
-            failure
-        }
+        _ => with_hints(device, error.into()),
     }
+}
+
+/// A failure for lack of memory, with what is asleep on the device, and how to raise the budget.
+pub(crate) fn with_hints(device: &Device<CudaDriver>, failure: Failure) -> Failure {
+    let mut failure = with_asleep(device, failure);
+    if let Some(hint) = budget_hint(&failure) {
+        failure.text = format!("{}\n{hint}", failure.text);
+    }
+    failure
 }
 
 /// How to raise the budget, where that is what stopped a request.

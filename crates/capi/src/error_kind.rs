@@ -21,7 +21,8 @@ pub const GAPLESS_KIND_INVALID_HANDLE: gapless_error_kind = 4;
 pub const GAPLESS_KIND_DEVICE_LOST: gapless_error_kind = 5;
 /// A driver call failed for another reason; gapless_last_error_code says which.
 pub const GAPLESS_KIND_DRIVER_OTHER: gapless_error_kind = 6;
-/// The request is larger than the range of addresses that is reserved for a stream; see region_bytes.
+/// The request is larger than the range of addresses that is reserved for a stream, see region_bytes, or than what a growable range
+/// has left.
 pub const GAPLESS_KIND_TOO_LARGE: gapless_error_kind = 7;
 /// The driver's free addresses are in more pieces than an allocator can keep track of.
 pub const GAPLESS_KIND_ADDRESSES_FRAGMENTED: gapless_error_kind = 8;

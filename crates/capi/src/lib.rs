@@ -6,6 +6,7 @@
 //! listeners.rs  callbacks for what is mapped     pins.rs, registered.rs, sharing.rs   blocks for others
 //! replay.rs     replays without the command line   cupy.rs       what CuPy calls
 //! explain.rs    what is said beside an out-of-memory error   sleep.rs   memory that goes and comes back
+//! ranges.rs     memory that grows and shrinks    dlpack.rs       the same as tensors of others
 //! torch/        what PyTorch calls: plug-in, allocator object, history, the words of its errors
 //!
 //! process.rs    the devices, in one table        registry.rs     handles, checked
@@ -28,6 +29,7 @@ mod abi;
 mod config;
 mod cupy;
 mod device;
+mod dlpack;
 mod error_kind;
 mod explain;
 mod handles;
@@ -36,6 +38,7 @@ mod listeners;
 mod out;
 mod pins;
 mod process;
+mod ranges;
 mod registered;
 mod registry;
 mod replay;
@@ -55,6 +58,7 @@ pub use device::{
     gapless_device_allocator, gapless_device_free, gapless_device_free_on, gapless_device_record_stream,
     gapless_device_trim,
 };
+pub use dlpack::{DLManagedTensor, gapless_range_dlpack};
 pub use error_kind::*;
 pub use explain::gapless_explain_json;
 pub use gapless_process::{Budget, Conf, ConfError, Figures, Peers};
@@ -65,6 +69,7 @@ pub use last_error::{
 };
 pub use listeners::*;
 pub use pins::*;
+pub use ranges::*;
 pub use registered::*;
 pub use registry::gapless_allocator;
 pub use replay::gapless_replay_json;

@@ -19,7 +19,7 @@ pub const GAPLESS_ERROR_INVALID_ARGUMENT: gapless_status = 1;
 pub const GAPLESS_ERROR_INVALID_HANDLE: gapless_status = 2;
 /// There is not enough memory; gapless_last_error_report_json explains why, unless the kind is GAPLESS_KIND_TOO_LARGE.
 pub const GAPLESS_ERROR_OUT_OF_MEMORY: gapless_status = 3;
-/// More bytes than the addresses that are reserved for a stream; see region_bytes.
+/// More bytes than the addresses that are reserved for a stream, see region_bytes, or than a growable range has left.
 pub const GAPLESS_ERROR_TOO_LARGE: gapless_status = 4;
 /// No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 pub const GAPLESS_ERROR_NOT_ALLOCATED: gapless_status = 5;
@@ -193,9 +193,11 @@ impl From<Error> for Failure {
             Error::Configured | Error::Recording | Error::DeviceInUse(_) | Error::PoolInUse(_) => GAPLESS_ERROR_IN_USE,
             Error::Record { .. } | Error::Io(_) => GAPLESS_ERROR_IO,
             Error::NotRecording | Error::NoReport | Error::NoTag => GAPLESS_ERROR_NOT_FOUND,
-            Error::NotPinned(_) | Error::NotRegistered(_) | Error::NotImported(_) | Error::NotLive(_) => {
-                GAPLESS_ERROR_NOT_ALLOCATED
-            }
+            Error::NotPinned(_)
+            | Error::NotRegistered(_)
+            | Error::NotARange(_)
+            | Error::NotImported(_)
+            | Error::NotLive(_) => GAPLESS_ERROR_NOT_ALLOCATED,
             // A number, a text, a name or a fraction that is none: `NotADevice`, `Conf`, `EmptyTag`, `Fraction`.
             _ => GAPLESS_ERROR_INVALID_ARGUMENT,
         };

@@ -52,5 +52,14 @@ fn calls_by_seeds_and_by_chance() {
             }
         }
         calls::run_calls(&bytes);
+    } // Mostly growable ranges, among allocations of all kinds and calls that fail.
+    for _ in 0..100 {
+        let mut bytes: Vec<u8> = (0..64 * 8).map(|_| random()).collect();
+        for record in bytes.chunks_exact_mut(8).filter(|record| record[0] % 4 > 0) {
+            (record[0], record[1]) = (calls::RANGE, 0);
+            // Sizes that a device of 64 MiB has.
+            record[2] = record[2] & 0xf8 | [2, 4, 4, 4][usize::from(record[2] % 4)];
+        }
+        calls::run_calls(&bytes);
     }
 }

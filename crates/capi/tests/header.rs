@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::path::Path;
 use wrapped::wrapped;
 
-const SOURCES: [&str; 21] = [
+const SOURCES: [&str; 23] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
@@ -19,6 +19,8 @@ const SOURCES: [&str; 21] = [
     "streams.rs",
     "listeners.rs",
     "registered.rs",
+    "ranges.rs",
+    "dlpack.rs",
     "sharing.rs",
     "sleep.rs",
     "pins.rs",

@@ -1,6 +1,6 @@
 //! One device of a process: its allocator, its pools, and what is kept about its blocks.
 //!
-//! Its functions for those who allocate are in `memory`, `restore`, `outside`, `sleep`, `figures` and `blocks`.
+//! Its functions for those who allocate are in `memory`, `restore`, `outside`, `growable`, `sleep`, `figures` and `blocks`.
 //!
 //! Threads: any. Cost of finding out whose an address is: a look at the main allocator's directory, and at those of the pools while
 //! there are some.
@@ -13,6 +13,7 @@ use crate::foreign::Foreign;
 use crate::history::History;
 use crate::notice::notice;
 use crate::pools::{PoolId, Pools};
+use crate::ranges::Ranges;
 use crate::recorded::Recorded;
 use crate::registered::RegisteredBlocks;
 use crate::settings::Settings;
@@ -35,6 +36,8 @@ pub struct Device<D: DeviceDriver> {
     pub(crate) pins: ByAddress<Pin<D>>,
     /// Blocks that libraries register.
     pub(crate) registered: RegisteredBlocks<D>,
+    /// Memory that grows and shrinks at its end.
+    pub(crate) ranges: Ranges<D>,
     /// The memory that other processes have of this one, and this one of others.
     pub(crate) sharing: Sharing<D>,
     /// The history of all devices of the process.
@@ -83,6 +86,7 @@ impl<D: DeviceDriver> Device<D> {
             foreign: Foreign::new(),
             pins: ByAddress::new(),
             registered: RegisteredBlocks::new(),
+            ranges: Ranges::new(),
             sharing: Sharing::new(&main.allocator, Arc::clone(&pools)),
             pools,
             main,

@@ -85,6 +85,9 @@ pub enum Error {
     /// No registered block is at an address.
     #[error("no registered block starts at {0}")]
     NotRegistered(DeviceAddr),
+    /// No growable range is at an address.
+    #[error("no growable range starts at {0}")]
+    NotARange(DeviceAddr),
     /// No imported block is at an address.
     #[error("no imported block starts at {0}")]
     NotImported(DeviceAddr),

@@ -6,7 +6,8 @@
 //! memory.rs     alloc, free, trim: for every front end          restore.rs    blocks at the addresses that they had
 //! figures.rs    figures of a device and its pools               blocks.rs     its blocks, one by one
 //! outside.rs    pinned, registered and shared blocks            sleep.rs      memory that goes and comes back
-//! device.rs     one device                                      tags.rs       tags of graph pools, by thread
+//! growable.rs   memory that grows and shrinks                   tags.rs       tags of graph pools, by thread
+//! device.rs     one device                                      ranges.rs     what grows, in a table by address
 //!
 //! pools/        memory of captured graphs and of `MemPool`      recorded.rs   an allocator: sums, last report, recording
 //! foreign.rs    frees deferred for other devices                by_address.rs, registered.rs, sharing.rs   tables by address
@@ -35,6 +36,7 @@ mod driver;
 mod error;
 mod figures;
 mod foreign;
+mod growable;
 mod history;
 mod memory;
 mod notice;
@@ -42,6 +44,7 @@ mod outside;
 mod peers;
 mod pools;
 mod process;
+mod ranges;
 mod recorded;
 mod recording_file;
 mod registered;
@@ -68,6 +71,7 @@ pub use memory::Place;
 pub use notice::notice;
 pub use pools::{Pool, PoolId, PoolKind, Pools};
 pub use process::{MOST_DEVICES, Process};
+pub use ranges::RangeHold;
 pub use recorded::{Recorded, Request};
 pub use settings::Settings;
 pub use simulated::Simulated;

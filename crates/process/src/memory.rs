@@ -16,7 +16,7 @@ use crate::notice::notice;
 use crate::pools::{PoolId, PoolKind, wants_room};
 use crate::recorded::{Request, is_out_of_memory};
 use crate::settings::whole_pages;
-use gapless::allocator::{AllocError, FreeError, Trimmed};
+use gapless::allocator::{AllocError, FreeError, OutOfMemory, Trimmed};
 use gapless::units::ByteSize;
 use gapless::{DeviceAddr, StreamId};
 use std::fmt::Display;
@@ -110,10 +110,20 @@ impl<D: DeviceDriver> Device<D> {
 
     /// A failure of one of the device's allocators, with what the others hold.
     #[cold]
-    pub(crate) fn with_pools(&self, mut error: AllocError) -> AllocError {
+    pub(crate) fn with_pools(&self, error: AllocError) -> AllocError {
+        let held = || self.main.allocator.reserved_bytes() + self.pools.held_bytes();
+        self.with_elsewhere(error, |report| held().saturating_sub(report.reserved_bytes))
+    }
+
+    /// A failure of one of the device's allocators, with the bytes that the others hold.
+    #[cold]
+    pub(crate) fn with_elsewhere(
+        &self,
+        mut error: AllocError,
+        elsewhere: impl FnOnce(&OutOfMemory) -> u64,
+    ) -> AllocError {
         if let AllocError::OutOfMemory(report) = &mut error {
-            let held = self.main.allocator.reserved_bytes() + self.pools.held_bytes();
-            report.add_elsewhere(held.saturating_sub(report.reserved_bytes));
+            report.add_elsewhere(elsewhere(report));
             if self.has_budget() {
                 report.budget_bytes = self.pools.whole_budget();
             }

@@ -25,18 +25,21 @@ from .. import _conf, _library, _run, _start
 from . import _object, _sleep
 from ._explain import explain_oom
 from ._figures import Figures, mark_asleep, record_history, snapshot
+from ._growable import Growable, growable
 from ._interposers import warn_of_interposers
 from ._memory_saver import serve_regions
 from ._refusals import switch_off
 from ._sleep import Slept, asleep, backup_of, sleep, tag, wake
 
 __all__ = [
+    "Growable",
     "Slept",
     "asleep",
     "backup_of",
     "backend",
     "enable",
     "explain_oom",
+    "growable",
     "is_enabled",
     "main",
     "registered_pool",

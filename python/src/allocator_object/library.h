@@ -25,7 +25,7 @@ struct Figures : gapless_stats {
     do(torch_device_of) do(torch_end_allocate_to_pool) do(torch_get_stats) do(torch_lend_pool) do(torch_open_pool)   \
     do(torch_pool_kind) do(torch_pool_users) do(torch_pools) do(torch_reaches) do(torch_release_pool)                \
     do(torch_reset_counts) do(torch_reset_peaks) do(torch_restore_pool) do(torch_set_fraction) do(torch_trim)        \
-    do(torch_use_on) do(torch_use_pool)
+    do(torch_use_on) do(torch_use_pool) do(torch_use_range)
 
 struct Library {
 #define GAPLESS_DECLARE(name) decltype(&gapless_##name) name = nullptr;

@@ -353,8 +353,16 @@ void *AllocatorObject::getBaseAllocation(void *pointer, size_t *bytes) {
 }
 
 void AllocatorObject::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream stream) {
-    // Memory that another allocator made, such as one that was received from another process, is not ours to keep.
-    if (data.get() == nullptr || data.get_deleter() != raw_deleter()) {
+    if (data.get() == nullptr) {
+        return;
+    }
+    // Memory that another allocator made, such as one that was received from another process, is not ours to keep. That of a growable
+    // tensor is: a shrink waits for its streams.
+    if (data.get_deleter() != raw_deleter()) {
+        int status = gapless_.torch_use_range(data.get(), reinterpret_cast<CUstream_st *>(stream.stream()));
+        if (status != GAPLESS_ERROR_NOT_FOUND) {
+            check(status, "record_stream");
+        }
         return;
     }
     int status =

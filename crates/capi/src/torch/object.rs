@@ -106,6 +106,16 @@ pub extern "C" fn gapless_torch_use_on(pointer: *mut c_void, device: i32, stream
     })
 }
 
+/// Records that a stream uses the growable range that starts at an address, of which a tensor is that PyTorch was given.
+/// GAPLESS_ERROR_NOT_FOUND when there is none; nothing was done.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_torch_use_range(pointer: *mut c_void, stream: *mut CUstream_st) -> gapless_status {
+    guard(|| match PROCESS.record_range(address(pointer), stream_id(stream))? {
+        true => Ok(()),
+        false => Err(not_found("no growable range starts there")),
+    })
+}
+
 /// Describes the live allocation that an address lies in. GAPLESS_ERROR_NOT_FOUND when there is none.
 ///
 /// # Safety

@@ -157,7 +157,8 @@ pub unsafe extern "C" fn gapless_torch_base_alloc(pointer: *mut c_void, size: *m
     base
 }
 
-/// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation.
+/// PyTorch's record stream: records that stream, which may be one of another device, also uses the allocation, or that a stream of
+/// its device uses the growable range.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
     report_failure(&REPORTED_RECORD, || {
@@ -165,6 +166,7 @@ pub extern "C" fn gapless_torch_record_stream(pointer: *mut c_void, stream: *mut
         match PROCESS.owner_of(addr) {
             // PyTorch destroys no stream that it has made.
             Some(device) => Ok(PROCESS.record_stream(device, addr, stream, StreamLives::AsLongAsTheProcess)?),
+            None if PROCESS.record_range(addr, stream)? => Ok(()),
             None => Err(FreeError::NotAllocated { addr, facts: AddressFacts::Foreign }.into()),
         }
     });

@@ -20,7 +20,7 @@ pub(super) struct Shares {
     pools: (u64, u64),
     /// Bytes of pools that are to be closed.
     pub(super) condemned: u64,
-    /// Whether nothing of the main allocator is live or registered, or waits for a stream.
+    /// Whether nothing of the main allocator is live, registered or in a range, or waits for a stream.
     main_is_free: bool,
 }
 
@@ -66,7 +66,8 @@ impl Calls {
             condemned: number(&report["condemned_bytes"]),
             main_is_free: number(&main["live_allocations"]) == 0
                 && number(&main["pending_bytes"]) == 0
-                && !self.has_registered(device),
+                && !self.has_registered(device)
+                && !self.has_ranges(device),
         }
     }
 

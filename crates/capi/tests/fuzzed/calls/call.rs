@@ -50,6 +50,8 @@ pub enum Call {
     UseRegistered = 179,
     FreeRegistered = 199,
     Listen = 219,
+    // Memory that grows and shrinks.
+    Range = 98,
     // Memory that goes and comes back.
     Sleep = 138,
     Tag = 218,
@@ -108,7 +110,8 @@ impl Call {
             (17, 9) => Self::ObjectTrim,
             (17, 10) => Self::ObjectHistory,
             (17, _) => Self::ObjectProcess,
-            (18, 0..=4) => Self::Conf,
+            (18, 0..=3) => Self::Conf,
+            (18, 4) => Self::Range,
             (18, 5..=8) => Self::Sleep,
             (18, _) => Self::Tag,
             (_, 0..=3) => Self::Replay,
@@ -118,7 +121,8 @@ impl Call {
             (_, 7) => Self::AllocRegistered,
             (_, 8) => Self::UseRegistered,
             (_, 9) => Self::FreeRegistered,
-            (_, _) => Self::Listen,
+            (_, 10) => Self::Listen,
+            (_, _) => Self::Range,
         }
     }
 }

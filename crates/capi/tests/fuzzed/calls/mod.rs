@@ -43,6 +43,7 @@ mod environment;
 mod history;
 mod kept;
 mod object;
+mod ranges;
 mod recording;
 mod restore;
 mod torch;
@@ -55,6 +56,7 @@ use gapless::StreamId;
 use gapless::driver::EventHandle;
 use history::{Action, Shadow};
 use kept::{Pinned, Registered};
+use ranges::Range;
 use recording::read_recording;
 use restore::Kept;
 use work::{FreedBlock, Gpu, Stream, Use, word_of};
@@ -82,6 +84,9 @@ pub fn run_calls(bytes: &[u8]) {
 }
 
 const RECORD: usize = 8;
+/// The byte that stands for the calls on growable ranges.
+#[allow(dead_code, reason = "for sequences that are mostly of these")]
+pub const RANGE: u8 = Call::Range as u8;
 const MOST_CALLS: usize = 64;
 /// Allocators at a time.
 const MOST_HANDLES: usize = 3;
@@ -132,6 +137,8 @@ struct Calls {
     pinned: BTreeMap<u64, Pinned>,
     registered: BTreeMap<u64, Registered>,
     listeners: Vec<(i32, u64)>,
+    /// Memory that grows and shrinks, by its address.
+    ranges: BTreeMap<u64, Range>,
     /// Blocks that were allocated while something was asleep, and tags that this thread has pushed.
     fresh: Vec<u64>,
     tags: u32,
@@ -172,6 +179,7 @@ impl Calls {
             pinned: BTreeMap::new(),
             registered: BTreeMap::new(),
             listeners: Vec::new(),
+            ranges: BTreeMap::new(),
             fresh: Vec::new(),
             tags: 0,
             torch: false,
@@ -194,6 +202,7 @@ impl Calls {
         self.mend();
         self.check();
         self.check_kept();
+        self.check_ranges();
         [0, OTHER].into_iter().for_each(|device| {
             self.check_held(device);
             self.check_effect(device);
@@ -252,6 +261,7 @@ impl Calls {
             | Call::UseRegistered
             | Call::FreeRegistered
             | Call::Listen => self.kept(record),
+            Call::Range => self.range(record),
             Call::Sleep => self.sleep(record),
             Call::Tag => self.tag(record),
             Call::Conf => self.conf(record),
@@ -365,6 +375,7 @@ impl Calls {
         self.mend();
         self.pop_tags();
         self.let_all_move();
+        self.close_ranges();
         self.check_history();
         c!(gapless_torch_record_history(0, 1));
         self.history = Shadow::default();

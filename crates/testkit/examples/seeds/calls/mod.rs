@@ -329,8 +329,12 @@ pub fn calls() -> Seeds {
                 .collect(),
         ),
     ];
-    let seeds =
-        seeds.into_iter().chain(object::of_the_allocator_object()).chain(kept_in_place()).chain(asleep::asleep());
+    let seeds = seeds
+        .into_iter()
+        .chain(object::of_the_allocator_object())
+        .chain(kept_in_place())
+        .chain(ranges())
+        .chain(asleep::asleep());
     let bytes = |calls: &[Record]| {
         let record = |(call, handle, what, how, number): &Record| {
             [&[call.encode(), *handle, *what, *how][..], &number.to_le_bytes()].concat()
@@ -338,6 +342,38 @@ pub fn calls() -> Seeds {
         calls.iter().flat_map(record).collect()
     };
     seeds.map(|(name, calls)| (name, bytes(&calls))).collect()
+}
+
+/// Memory that grows and shrinks at its end.
+fn ranges() -> Vec<(&'static str, Vec<Record>)> {
+    let on = |pages: u32| -> Record { (TorchAlloc, 0, 4, 0, pages) };
+    let free = |number: u32| -> Record { (ObjectFree, 0, 0, 0, number) };
+    let fail = |what: u8, number: u32| -> Record { (Fail, 0, what, 3, number) };
+    let reserve = |pages: u32| -> Record { (Range, 0, 4, 0, pages) };
+    let grow = |stream: u8, pages: u32| -> Record { (Range, 0, 68, stream, pages) };
+    let shrink = |pages: u32| -> Record { (Range, 0, 164, 0, pages) };
+    let close = |number: u32| -> Record { (Range, 0, 228, 0, number) };
+    let trim: Record = (TorchReport, 0, 1, 0, 3);
+    vec![
+        (
+            "ranges",
+            [
+                &[reserve(23), grow(0, 6), grow(128, 0), on(8), grow(0, 4), grow(0, 14), shrink(4), on(10), free(0)][..],
+                &[grow(131, 9), grow(250, 1), shrink(23), trim, grow(0, 20), close(9), on(12), close(0), on(23)],
+                &[reserve(3), (Range, 0, 4, 247, 3), (Range, 0, 68, 240, 1), close(5), close(1), trim],
+            ]
+            .concat(),
+        ),
+        (
+            "ranges_while_calls_fail",
+            [
+                &[reserve(23), reserve(12), on(6), on(4), free(0), grow(0, 8)][..],
+                &(0..6).flat_map(|what| [fail(what, 1), grow(0, 9), fail(what, 1), shrink(7)]).collect::<Vec<_>>(),
+                &[fail(3, 1), close(7), trim, on(20), fail(3, 0), close(1), trim],
+            ]
+            .concat(),
+        ),
+    ]
 }
 
 /// Memory that does not move.
