@@ -9,7 +9,8 @@
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
 //! marks.rs      streams that use memory of others  rules.rs     what may be done with what is mapped
 //! mappings/     which chunk is mapped where        pins.rs, tickets.rs   blocks kept in place, blocks named
-//! sleep.rs      memory given back for a while      host_budget.rs   the host's memory for that
+//! sleep.rs      memory given back for a while      copies.rs      its bytes, to the host and back
+//! host_budget.rs   the host's memory for that
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -18,6 +19,7 @@
 
 mod buffer;
 mod builder;
+mod copies;
 mod error;
 mod geometry;
 mod host_budget;
