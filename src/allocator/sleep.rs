@@ -3,22 +3,13 @@
 use super::error::AllocError;
 use super::reports::Asleep;
 use super::slow_path::{Excluded, FellAsleep, LeftAwake, SlowPath, Span, ToWake};
+use super::stores::{Backup, Medium, Unpinned};
 use super::{Allocator, Inner};
-use crate::driver::{Driver, MemoryDriver};
+use crate::driver::{Driver, MemoryDriver, no_bytes};
 use crate::segment::listeners::MapListeners;
 use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
 use std::time::{Duration, Instant};
-
-/// What becomes of the bytes of what sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Backup {
-    /// They are lost: what wakes has undefined content, as newly allocated memory.
-    Discard,
-    /// They are copied to pinned memory of the host, and back when they wake.
-    Pinned,
-}
 
 /// The result of [`Allocator::sleep`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -43,11 +34,11 @@ pub struct Wake {
     pub wait: Duration,
     /// Whether backups are kept after the wake, so that [`Allocator::backup_at`] has the bytes as of the sleep.
     ///
-    /// That of an allocation is kept until it is freed or sleeps again. With a backup, its bytes are copied to the same memory of
-    /// the host then, whose address stays the same from sleep to sleep, as long as it is retained and half of what that memory was
-    /// allocated for lives. A sleep that fails ends it as well. Memory of which nothing lives any more goes back to the host at the
-    /// next sleep, wake or [trim](Allocator::trim). Nothing is retained where [mappings are
-    /// kept](super::Builder::keep_mappings).
+    /// That of an allocation is kept until it is freed or sleeps again. With a backup of the same kind, its bytes are copied to the
+    /// same memory of the host then, whose address stays the same from sleep to sleep, as long as it is retained and half of what
+    /// that memory was allocated for lives. A sleep that fails ends it as well. Memory of which nothing lives any more goes back to
+    /// the host at the next sleep, wake or [trim](Allocator::trim). Nothing is retained of [files](Backup::File), nor where [mappings
+    /// are kept](super::Builder::keep_mappings).
     pub retain: bool,
 }
 
@@ -77,7 +68,8 @@ impl<D: Driver> Allocator<D> {
     /// [`wake`](Self::wake). What is asleep already stays so.
     ///
     /// No work that uses the memory may be queued from the call on until the wake: on a device, such work is an error that ends the
-    /// context. What was queued before is waited for, by the device; the host waits once, until the bytes are copied. Frees,
+    /// context. What was queued before is waited for, by the device; the host waits once, until the bytes are copied; to pageable
+    /// memory and files, for each 64 MiB of them, which it writes out while the next ones are copied. Frees,
     /// [`record_stream`](Self::record_stream) and new allocations go on meanwhile: new ones get memory of their own. An allocation
     /// that is freed while it is asleep is not mapped again, unless mappings are kept.
     ///
@@ -88,8 +80,8 @@ impl<D: Driver> Allocator<D> {
     /// Stays awake: what is pinned, growable ranges and registered blocks ([`Slept::left_awake`] counts what regions have).
     ///
     /// # Errors
-    /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget) is
-    /// too small for a backup, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is awake
+    /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget), or
+    /// the host, has too little memory for a backup, [`AllocError::BackupFile`] where a file cannot have it, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is awake
     /// then; only if the driver in addition refuses to map again what it has unmapped, that is asleep
     /// ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
     pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
@@ -108,7 +100,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`] with the report on a request of so many bytes, [`AllocError::CannotWait`] during a capture,
-    /// [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is asleep as before.
+    /// [`AllocError::BackupFile`] where a file cannot be read, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is asleep as before.
     pub fn wake(&self, how: impl Into<Wake>) -> Result<Woken, AllocError> {
         self.inner.wake(how.into())
     }
@@ -116,13 +108,13 @@ impl<D: Driver> Allocator<D> {
     /// Calls `read` with `bytes` at `addr` as they are in the host's memory: of an allocation that is asleep with a backup, or
     /// whose backup was [retained](Wake::retain). Returns what it returns; `None` where no byte of them is in a backup.
     ///
-    /// The address of the slice is that of the backup itself, in pinned memory: it stays until the allocation wakes, sleeps again
+    /// The address of the slice is that of the backup itself, in memory of the host: it stays until the allocation wakes, sleeps again
     /// or is freed, or the allocator ends; with a retained backup, as that says. Waits for a sleep, a wake or another `read` that
     /// is under way; `read` must not start one.
     ///
     /// # Errors
     /// [`AllocError::BackupInParts`] where only some of the bytes are in a backup, or not one behind the other: a chunk under the
-    /// allocation has stayed awake, for example. [`AllocError::Forked`], [`AllocError::InListener`], and the driver's where its
+    /// allocation has stayed awake, for example. [`AllocError::BackupInFile`] where they are in a file. [`AllocError::Forked`], [`AllocError::InListener`], and the driver's where its
     /// copies have no bytes.
     pub fn backup_at<T>(
         &self,
@@ -143,13 +135,13 @@ impl<D: Driver> Inner<D> {
         loop {
             let fall = |path: &mut SlowPath<'_, D>| {
                 let lane = path.lane()?;
-                Ok((lane, path.fall_asleep(lane, backup != Backup::Discard, &excluded)?))
+                Ok((lane, path.fall_asleep(lane, backup, &excluded)?))
             };
             let (lane, (left_awake, marked)) = self.door.enter(&self.shared, fall)?;
             let mut slept = Slept { left_awake, ..Slept::default() };
             if let Some(marked) = marked {
                 slept.live_bytes = marked.live_bytes;
-                let store = match self.copy_out(lane, backup, &marked.spans) {
+                let store = match self.copy_out(lane, backup, &marked) {
                     Ok(store) => store,
                     Err((error, store)) => {
                         self.door.enter(&self.shared, |path| path.abandon_fall(lane, store))?;
@@ -177,7 +169,7 @@ impl<D: Driver> Inner<D> {
         let copied = to_wake.copies.iter().map(|(_, span)| span.bytes).sum();
         if let Err(error) = self.copy_in(lane, &to_wake) {
             self.door.enter(&self.shared, |path| path.sleep_on(lane))?;
-            return Err(error.into());
+            return Err(error);
         }
         self.door.enter(&self.shared, |path| {
             path.get_up(how.retain);
@@ -196,10 +188,18 @@ impl<D: Driver> Inner<D> {
         // Backups are written to and freed under this lock alone.
         let _alone = self.sleeping.lock();
         let place = self.door.enter(&self.shared, |path| path.place_in_backup(addr, bytes))?;
-        let Some((memory, offset)) = place else { return Ok(None) };
+        let Some((store, offset)) = place else { return Ok(None) };
+        let driver = &self.shared.streams.driver;
         let (mut read, mut result) = (Some(read), None);
         let mut once = |shown: &[u8]| result = read.take().map(|read| read(shown));
-        self.shared.streams.driver.host_read(memory, offset, bytes, &mut once)?;
+        match &store.medium {
+            Medium::Pinned(memory) => driver.host_read(*memory, offset, bytes, &mut once)?,
+            Medium::Unpinned(unpinned) => match &**unpinned {
+                Unpinned::Pageable(memory) if driver.host_memory_has_bytes() => memory.show(offset, bytes, once),
+                Unpinned::Pageable(_) => return Err(no_bytes().into()),
+                Unpinned::File(_) => return Err(AllocError::BackupInFile { addr, bytes }),
+            },
+        }
         Ok(result)
     }
 

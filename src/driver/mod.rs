@@ -341,7 +341,8 @@ pub trait StreamDriver: Send + Sync + 'static {
     fn synchronize_device(&self) -> DriverResult<()>;
 }
 
-fn no_bytes() -> DriverError {
+/// The error for who wants to see bytes that a driver does not have.
+pub(crate) fn no_bytes() -> DriverError {
     DriverError::new(DriverCall::HostAlloc, DriverErrorKind::NotSupported, "this driver's copies have no bytes")
 }
 

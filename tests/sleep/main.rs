@@ -3,6 +3,7 @@
 mod backups;
 mod failures;
 mod kept;
+mod unpinned;
 
 use gapless::allocator::{AllocError, Allocator, Backup, ChunkPolicy, FreeError};
 use gapless::driver::{

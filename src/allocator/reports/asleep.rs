@@ -1,5 +1,7 @@
 //! What is asleep.
 
+use super::super::stores::Backup;
+
 /// What an allocator has asleep; made by [`Allocator::asleep`](crate::Allocator::asleep).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
@@ -10,4 +12,8 @@ pub struct Asleep {
     pub live_bytes: u64,
     /// Bytes of the host's memory with backups of both, and with those that were [retained](crate::allocator::Wake::retain).
     pub backup_bytes: u64,
+    /// Bytes of files with backups of both.
+    pub file_bytes: u64,
+    /// What became of the bytes that fell asleep last, but for those that were discarded.
+    pub backup: Backup,
 }

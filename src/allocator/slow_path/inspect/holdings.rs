@@ -3,6 +3,7 @@
 //!
 //! Cost: constant, but for the completely free chunks, which are counted on demand.
 
+use super::super::super::stores::Backup;
 use super::super::mapper::Mapper;
 
 /// The memory of the device that an allocator holds at one moment.
@@ -48,6 +49,10 @@ pub struct Holdings {
     pub asleep_bytes: u64,
     /// Bytes of the host's memory with what is asleep.
     pub backup_bytes: u64,
+    /// Bytes of files with what is asleep.
+    pub file_bytes: u64,
+    /// The kind of the backups of what is asleep.
+    pub backup: Backup,
 }
 
 impl Holdings {
@@ -76,6 +81,8 @@ impl Holdings {
             metadata_bytes: mapper.metadata_bytes(),
             asleep_bytes: mapper.asleep().pages().bytes(page_bytes),
             backup_bytes: mapper.asleep().backup_bytes(),
+            file_bytes: mapper.asleep().file_bytes(),
+            backup: mapper.asleep().kind(),
         }
     }
 
