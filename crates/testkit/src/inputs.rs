@@ -2,6 +2,7 @@
 
 use crate::device::{Device, SMALL_REGION, World};
 use crate::op::{CaptureMode, CurrentContext, Failure, Misuse, Op};
+use gapless::allocator::Backup;
 use proptest::prelude::*;
 
 /// Worlds so small that every resource runs out: 4 to 24 pages of `page_bytes` bytes, or a few more pages with regions
@@ -107,7 +108,13 @@ pub fn kept_op() -> impl Strategy<Value = Op> {
 /// Operations that put to sleep and wake.
 pub fn sleep_op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        any::<bool>().prop_map(|discard| Op::Sleep { discard }),
+        prop_oneof![
+            3 => Just(Backup::Discard),
+            3 => Just(Backup::Pinned),
+            2 => Just(Backup::Pageable),
+            1 => Just(Backup::File),
+        ]
+        .prop_map(|backup| Op::Sleep { backup }),
         any::<bool>().prop_map(|retain| Op::Wake { retain })
     ]
 }

@@ -1,5 +1,6 @@
 //! The operations: what a caller of an allocator, or its environment, can do.
 
+use gapless::allocator::Backup;
 use gapless::driver::DriverErrorKind;
 
 /// One operation. Blocks, streams and other objects are given by number, modulo the number of them when the operation
@@ -249,8 +250,8 @@ pub enum Op {
     },
     /// Wait for the uses that the allocator does not know of, and put everything to sleep that is not pinned.
     Sleep {
-        /// Whether the content is lost.
-        discard: bool,
+        /// What becomes of the content.
+        backup: Backup,
     },
     /// Wake what is asleep.
     Wake {

@@ -93,8 +93,7 @@ impl<D: DeviceDriver> Pools<D> {
             let is_last = number + 1 == members.len();
             let sleepers = if is_last { HashSet::new() } else { member.asleep() };
             // What was discarded has no backup afterwards, either.
-            let has_backup = member.allocator().asleep().backup_bytes > 0;
-            let backup = if has_backup { Backup::Pinned } else { Backup::Discard };
+            let backup = member.allocator().asleep().backup;
             match self.wake_one(member, retain) {
                 Ok(its) => {
                     woken.mapped_bytes += its.mapped_bytes;

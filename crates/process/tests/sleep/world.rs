@@ -11,10 +11,16 @@ use std::sync::{Arc, Mutex};
 
 /// Refuses calls of some kinds, after as many of them as were let through, until it is told to stop.
 #[derive(Default)]
-pub struct Refusals(pub Mutex<Vec<(DriverCall, u32, DriverErrorKind)>>);
+pub struct Refusals(pub Mutex<Vec<(DriverCall, u32, DriverErrorKind)>>, pub Mutex<Option<Act>>);
+
+/// What happens before each call.
+pub type Act = Box<dyn FnMut(DriverCall) + Send>;
 
 impl Hook for Refusals {
     fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
+        if let Some(act) = &mut *self.1.lock().unwrap() {
+            act(call);
+        }
         if let Some((_, passing, kind)) = self.0.lock().unwrap().iter_mut().find(|(refused, ..)| *refused == call) {
             if *passing == 0 {
                 return Err(DriverError::new(call, *kind, "refused by the test"));
@@ -51,6 +57,14 @@ impl World {
         *self.driver.hook().0.lock().unwrap() = calls.iter().map(refused).collect();
         let outcome = act();
         self.driver.hook().0.lock().unwrap().clear();
+        outcome
+    }
+
+    /// Has something happen before each driver call, while something is done.
+    pub fn meanwhile<T>(&self, happens: impl FnMut(DriverCall) + Send + 'static, act: impl FnOnce() -> T) -> T {
+        *self.driver.hook().1.lock().unwrap() = Some(Box::new(happens));
+        let outcome = act();
+        *self.driver.hook().1.lock().unwrap() = None;
         outcome
     }
 

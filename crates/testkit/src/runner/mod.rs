@@ -280,7 +280,7 @@ impl<D: Device> Runner<D> {
                 }
                 self.instance_mut().oracle.budget = bytes;
             }
-            Op::Sleep { discard } => self.sleep(discard),
+            Op::Sleep { backup } => self.sleep(backup),
             Op::Wake { retain } => self.wake(retain),
             Op::External { pages } => {
                 let bytes = u64::from(pages) % self.world.pages * self.world.page_bytes;
