@@ -56,13 +56,14 @@ impl<D: Driver> Inner<D> {
         backup: Backup,
         marked: &Marked,
     ) -> Result<Option<Store>, (AllocError, Option<Store>)> {
+        self.clear_slots(lane).map_err(|error| (error.into(), None))?;
         let spans = if backup == Backup::Discard { &[] } else { &marked.spans[..] };
         let bytes = spans.iter().filter(|span| span.retained_in.is_none()).map(|span| span.bytes).sum();
         let store = self.new_store(backup, bytes).map_err(|error| (error, None))?;
         let stores: HashMap<StoreId, &Store> =
             marked.retained.iter().chain(&store).map(|store| (store.id, store)).collect();
         let own = store.as_ref().map(|store| store.id);
-        let placed = spans.iter().filter_map(|span| Some((*stores.get(&span.retained_in.or(own)?)?, *span)));
+        let placed = spans.iter().filter_map(|span| Some((stores[&span.retained_in.or(own)?], *span)));
         match self.copy_to(lane, placed) {
             Ok(()) => Ok(store),
             Err(error) => Err((error, store)),
@@ -96,6 +97,7 @@ impl<D: Driver> Inner<D> {
     /// # Errors
     /// [`AllocError::BackupFile`], and the driver's.
     pub(super) fn copy_in(&self, lane: StreamIndex, to_wake: &ToWake) -> Result<(), AllocError> {
+        self.clear_slots(lane)?;
         let (driver, stream) = (&self.shared.streams.driver, self.shared.streams.get(lane).id());
         let stores: HashMap<StoreId, &Store> = to_wake.stores.iter().map(|store| (store.id, store)).collect();
         let mut elsewhere = Vec::new();
@@ -152,6 +154,20 @@ impl<D: Driver> Inner<D> {
         bytes.div_ceil(Ring::SLOTS).min(self.shared.geometry.copy_slot_bytes)
     }
 
+    /// Gives back what slots are left of copies that failed, once these are over.
+    fn clear_slots(&self, lane: StreamIndex) -> Result<(), DriverError> {
+        if self.shared.ring.is_left_over() {
+            self.wait_for(lane)?;
+            self.give_slots_back();
+        }
+        Ok(())
+    }
+
+    /// Gives slots back that no copy uses any more. What the driver refuses to take stays for the next time.
+    fn give_slots_back(&self) {
+        let _ = self.shared.ring.give_back(&self.shared.streams.driver, &self.shared.host_budget);
+    }
+
     /// Has bytes pass through slots that are there meanwhile, and were taken from the budget. Where `pass` succeeds, nothing uses
     /// them any more.
     fn pass_through(
@@ -160,16 +176,10 @@ impl<D: Driver> Inner<D> {
         slot_bytes: u64,
         pass: impl FnOnce(&[HostMemory]) -> Result<(), AllocError>,
     ) -> Result<(), AllocError> {
-        let (driver, budget, ring) = (&self.shared.streams.driver, &self.shared.host_budget, &self.shared.ring);
-        // What the driver refuses to take back stays for the next time.
-        let give_back = || drop(ring.give_back(driver, budget));
-        if ring.is_left_over() && self.wait_for(lane).is_ok() {
-            give_back();
-        }
-        let slots = ring.open(driver, budget, slot_bytes)?;
+        let slots = self.shared.ring.open(&self.shared.streams.driver, &self.shared.host_budget, slot_bytes)?;
         let passed = pass(&slots);
         if passed.is_ok() || self.wait_for(lane).is_ok() {
-            give_back();
+            self.give_slots_back();
         }
         passed
     }

@@ -18,7 +18,7 @@ impl Ring {
     /// Number of slots that copies go through.
     pub const SLOTS: u64 = 2;
 
-    /// Allocates slots, which the caller has [taken](HostBudget::take) from the budget.
+    /// Allocates slots, which the caller has [taken](HostBudget::take) from the budget. What is left of earlier ones is in no use.
     ///
     /// # Errors
     /// The driver's. What was allocated and taken is given back.
