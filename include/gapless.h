@@ -340,8 +340,16 @@ typedef struct gapless_torch_block {
 // They are copied to pinned memory of the host, and back when they wake.
 #define GAPLESS_BACKUP_PINNED 1
 
+// They are copied to ordinary memory of the host, which is slower to copy to and quicker to get than pinned memory.
+#define GAPLESS_BACKUP_PAGEABLE 2
+
+// They are written to a file without a name in the directory that GAPLESS_CONF=backups:DIRECTORY names: nothing is left of it when
+// the process ends. Such a backup is neither kept after a wake nor has an address.
+#define GAPLESS_BACKUP_FILE 3
+
 // Keep backups: gapless_backup_of has the bytes as of the sleep until what they are of is freed or sleeps again. If that sleeps
-// with a backup, its bytes are copied to the same memory of the host. Pools of captured graphs keep none.
+// with a backup of the same kind, its bytes are copied to the same memory of the host. Pools of captured graphs keep none, and
+// files are not kept.
 #define GAPLESS_WAKE_RETAIN_BACKUPS 1
 
 // Captured graphs, whose replays use its memory at any time: what is mapped stays until the pool is closed.
@@ -810,7 +818,8 @@ gapless_status gapless_device_keep_closed_imports(int32_t device,
 //
 // The host waits until what is queued has completed, and the bytes are copied. No work that uses the memory may be queued until
 // gapless_wake. What is allocated in the pools meanwhile has memory of its own; what is freed is not mapped again. All of it falls
-// asleep or none: GAPLESS_ERROR_STREAM, of kind GAPLESS_KIND_CANNOT_WAIT, while a graph is being captured.
+// asleep or none: GAPLESS_ERROR_STREAM, of kind GAPLESS_KIND_CANNOT_WAIT, while a graph is being captured; GAPLESS_ERROR_IO where a
+// file cannot have the backup.
 //
 // tag is NULL or a NUL-terminated string; slept is NULL or points to as many bytes as its first field says.
 gapless_status gapless_sleep(int32_t device,
@@ -859,7 +868,8 @@ gapless_status gapless_wake_tags(int32_t device,
 //
 // They can be read until the allocation wakes, sleeps again or is freed; those of a kept backup until it sleeps again or is freed.
 // Then they change, or their memory is given back: another thread must not do that meanwhile. GAPLESS_ERROR_NOT_FOUND where only
-// some of the bytes are in a backup, or not one behind the other: a part of the allocation has stayed awake.
+// some of the bytes are in a backup, or not one behind the other: a part of the allocation has stayed awake; and where they are in a
+// file.
 //
 // host points to a pointer.
 gapless_status gapless_backup_of(int32_t device,

@@ -1,7 +1,8 @@
-//! Memory of the host for large tables, which are read at random: with huge pages, most reads need no walk through the
-//! system's page tables.
+//! Memory of the host for large tables, which are read at random, and for backups: with huge pages, most reads need no walk through
+//! the system's page tables.
 
 use rustix::mm::{Advice, madvise};
+use std::collections::TryReserveError;
 use std::mem::MaybeUninit;
 
 /// Memory below this many bytes is left as it is: the processor knows the pages of so few.
@@ -13,6 +14,17 @@ pub fn table<T: Clone>(value: T, len: usize) -> Box<[T]> {
     prefer_huge_pages(elements.spare_capacity_mut());
     elements.resize(len, value);
     elements.into_boxed_slice()
+}
+
+/// Reserves memory for bytes, in huge pages where the system has them and there are many.
+///
+/// # Errors
+/// Where the system does not have so much.
+pub fn reserve(bytes: usize) -> Result<Vec<u8>, TryReserveError> {
+    let mut reserved = Vec::new();
+    reserved.try_reserve_exact(bytes)?;
+    prefer_huge_pages(reserved.spare_capacity_mut());
+    Ok(reserved)
 }
 
 /// Asks for huge pages behind memory that has not been written yet. Whether it gets them changes nothing but time.

@@ -12,6 +12,7 @@ use crate::physical::ChunkPolicy;
 use crate::segment::listeners::MapListeners;
 use crate::sync::Arc;
 use crate::units::{ByteSize, GIB, MIB, round_up};
+use std::path::PathBuf;
 
 /// Default of [`Builder::slack`].
 pub const DEFAULT_SLACK: f64 = 1.10;
@@ -23,6 +24,9 @@ const SLOT_OVER_BUDGET: u64 = 4;
 const FIRST_SLOTS: usize = 4;
 /// Smallest and largest slot.
 const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
+
+/// Most bytes of a slot that backups pass through on their way to pageable memory and to files.
+const MOST_COPY_SLOT_BYTES: u64 = 64 * MIB;
 
 /// Settings of an [`Allocator`]; made by [`Allocator::builder`].
 #[derive(Debug)]
@@ -38,6 +42,8 @@ pub struct Builder<D: Driver> {
     epoch_limit: u32,
     listeners: Arc<MapListeners>,
     host_budget: Arc<HostBudget>,
+    backup_directory: Option<PathBuf>,
+    copy_slot_bytes: u64,
 }
 
 impl<D: Driver> Builder<D> {
@@ -54,6 +60,8 @@ impl<D: Driver> Builder<D> {
             epoch_limit: u32::MAX,
             listeners: Arc::default(),
             host_budget: Arc::default(),
+            backup_directory: None,
+            copy_slot_bytes: MOST_COPY_SLOT_BYTES,
         }
     }
 
@@ -149,6 +157,22 @@ impl<D: Driver> Builder<D> {
         self
     }
 
+    /// Sets the directory for [backups in files](super::Backup::File). It is made at the first one, for this user alone, where there
+    /// is none; one of another user, or to which others may write, is refused then. Default: none, and such backups are refused.
+    #[must_use]
+    pub fn backup_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.backup_directory = Some(directory.into());
+        self
+    }
+
+    /// Most bytes of each of the two slots of pinned memory that backups pass through. For tests, whose backups are small.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn copy_slot_bytes(mut self, bytes: u64) -> Self {
+        self.copy_slot_bytes = bytes.clamp(1, MOST_COPY_SLOT_BYTES);
+        self
+    }
+
     /// Number of seals of a stream after which its blocks' 32-bit epochs are renumbered. For tests, which cannot make
     /// 2^32 of them.
     #[doc(hidden)]
@@ -209,8 +233,11 @@ impl<D: Driver> Builder<D> {
             mapping_limit: self.mapping_limit,
             rules: self.rules,
             epoch_limit: self.epoch_limit,
+            copy_slot_bytes: self.copy_slot_bytes,
         };
-        Ok(Allocator::assemble(Shared::new(self.driver, geometry, budget, self.listeners, self.host_budget)))
+        let shared =
+            Shared::new(self.driver, geometry, budget, self.listeners, self.host_budget, self.backup_directory);
+        Ok(Allocator::assemble(shared))
     }
 }
 

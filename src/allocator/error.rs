@@ -1,6 +1,7 @@
 //! The errors of the public operations: one enum each, with fields.
 
 use super::reports::{LiveAllocation, OutOfMemory};
+use super::stores::BackupFileError;
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::heap::BlockState;
 use crate::segment::listeners::InListener;
@@ -127,16 +128,27 @@ pub enum AllocError {
         /// Bytes asked for.
         bytes: u64,
     },
-    /// A backup would take more memory of the host than is left of the budget for that.
+    /// The backup of the bytes that were asked for is in a file.
+    #[error("the backup of the {} at {addr} is in a file, and is not shown", ByteSize(*bytes))]
+    BackupInFile {
+        /// The address.
+        addr: DeviceAddr,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// A backup cannot be in a file, or not be read back from one.
+    #[error(transparent)]
+    BackupFile(#[from] BackupFileError),
+    /// A backup would take more memory of the host than is left of the budget for that, or than the host has.
     #[error(
         "a backup of {} does not fit in the {} that are left of the host's memory for backups",
         ByteSize(*bytes),
         ByteSize(*left)
     )]
     HostMemory {
-        /// Bytes of the backup.
+        /// Bytes of the backup, or of the memory that it passes through.
         bytes: u64,
-        /// Bytes that are left.
+        /// Bytes that are left: 0 where the host has not so many.
         left: u64,
     },
     /// The stream cannot be used with this allocator.

@@ -24,4 +24,6 @@ pub struct Geometry {
     pub rules: Rules,
     /// Epoch of a stream's blocks at which they are renumbered.
     pub epoch_limit: u32,
+    /// Most bytes of a slot that backups pass through.
+    pub copy_slot_bytes: u64,
 }

@@ -2,8 +2,9 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// How much memory of the host several allocators may take together, for [backups](super::Allocator::sleep): pinned memory, which
-/// nobody else on the host can use. Default: no bound.
+/// How much memory of the host several allocators may take together, for [backups](super::Allocator::sleep), pinned or pageable.
+/// Those in files count not, but for two slots of at most 64 MiB of pinned memory, which bytes go through on their way to files and
+/// to pageable memory; those of a wake are had even where nothing is left. Default: no bound.
 ///
 /// Threads: any.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ impl HostBudget {
     pub(super) fn take(&self, bytes: u64) -> Result<(), u64> {
         let mut taken = self.taken();
         loop {
-            let left = self.bytes - taken;
+            let left = self.bytes.saturating_sub(taken);
             if bytes > left {
                 return Err(left);
             }
@@ -44,6 +45,11 @@ impl HostBudget {
                 Err(now) => taken = now,
             }
         }
+    }
+
+    /// Takes so many bytes, whether or not as many are left.
+    pub(super) fn take_in_any_case(&self, bytes: u64) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Gives back what was [taken](Self::take).

@@ -9,7 +9,8 @@
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
 //! marks.rs      streams that use memory of others  rules.rs     what may be done with what is mapped
 //! mappings/     which chunk is mapped where        pins.rs, tickets.rs   blocks kept in place, blocks named
-//! sleep.rs      memory given back for a while      host_budget.rs   the host's memory for that
+//! sleep.rs      memory given back for a while      copies.rs      its bytes, to the host and back
+//! stores/       where they are meanwhile           host_budget.rs   the host's memory for that
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -18,6 +19,7 @@
 
 mod buffer;
 mod builder;
+mod copies;
 mod error;
 mod geometry;
 mod host_budget;
@@ -41,6 +43,7 @@ mod rules;
 mod shared;
 mod sleep;
 mod slow_path;
+mod stores;
 mod streams;
 mod tickets;
 
@@ -62,8 +65,9 @@ pub use reports::{
     Asleep, BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, LiveAllocation,
     OutOfMemory, Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
 };
-pub use sleep::{Backup, FallingAsleep, Slept, Wake, Waking, Woken};
+pub use sleep::{FallingAsleep, Slept, Wake, Waking, Woken};
 pub use slow_path::{LeftAwake, PinnedChunk, Trimmed};
+pub use stores::{Backup, BackupFileError};
 pub use tickets::Ticket;
 
 use crate::driver::Driver;
@@ -71,6 +75,7 @@ use crate::sync::{Arc, Mutex};
 use crate::units::{DeviceAddr, StreamId};
 use shared::Shared;
 use slow_path::{Door, Users};
+use std::path::Path;
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
 ///
@@ -120,6 +125,11 @@ impl<D: Driver> Allocator<D> {
     /// Returns the budget of the host's memory for backups of what sleeps.
     pub fn host_budget(&self) -> &Arc<HostBudget> {
         &self.inner.shared.host_budget
+    }
+
+    /// Returns the [directory](Builder::backup_directory) for backups in files, if one was set.
+    pub fn backup_directory(&self) -> Option<&Path> {
+        self.inner.shared.backup_directory.as_deref()
     }
 
     /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`] bytes.

@@ -5,11 +5,13 @@ use super::error::AllocError;
 use super::geometry::Geometry;
 use super::host_budget::HostBudget;
 use super::reports::ShownPeaks;
+use super::stores::Ring;
 use super::streams::Streams;
 use super::streams::directory::Directory;
 use crate::driver::{Driver, DriverError};
 use crate::segment::listeners::MapListeners;
 use crate::sync::{Arc, AtomicBool, AtomicU64, OnceLock, Ordering};
+use std::path::PathBuf;
 
 /// Everything of an allocator but chunks and mappings, which only the slow path touches.
 #[derive(Debug)]
@@ -24,6 +26,10 @@ pub struct Shared<D> {
     pub listeners: Arc<MapListeners>,
     /// For backups of what sleeps.
     pub host_budget: Arc<HostBudget>,
+    /// For those in files.
+    pub backup_directory: Option<PathBuf>,
+    /// What backups pass through that are not in pinned memory.
+    pub ring: Ring,
     /// Operation counts beside those of the streams.
     pub counters: Counters,
     /// The highest amounts that statistics have shown.
@@ -83,6 +89,7 @@ impl<D: Driver> Shared<D> {
         budget: Budget,
         listeners: Arc<MapListeners>,
         host_budget: Arc<HostBudget>,
+        backup_directory: Option<PathBuf>,
     ) -> Self {
         Self {
             streams: Streams::new(driver, &geometry),
@@ -90,6 +97,8 @@ impl<D: Driver> Shared<D> {
             geometry,
             listeners,
             host_budget,
+            backup_directory,
+            ring: Ring::default(),
             counters: Counters::default(),
             shown: ShownPeaks::default(),
             budget_bytes: AtomicU64::new(budget.bytes()),

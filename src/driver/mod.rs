@@ -214,11 +214,29 @@ pub trait MemoryDriver: Send + Sync + 'static {
     /// `NotSupported` where the memory has no bytes.
     fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
         let _ = (memory, offset, bytes, read);
-        Err(DriverError::new(
-            DriverCall::HostAlloc,
-            DriverErrorKind::NotSupported,
-            "this driver's copies have no bytes",
-        ))
+        Err(no_bytes())
+    }
+
+    /// Calls `write` with `bytes` at `offset` of memory of the host, for it to change: no copy from or to the memory is queued. It
+    /// is not freed meanwhile, and no copy from or to it is queued. Makes no driver call. What the bytes are before is undefined.
+    ///
+    /// # Errors
+    /// `NotSupported` where the memory has no bytes.
+    fn host_write(
+        &self,
+        memory: HostMemory,
+        offset: u64,
+        bytes: u64,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> DriverResult<()> {
+        let _ = (memory, offset, bytes, write);
+        Err(no_bytes())
+    }
+
+    /// Returns whether memory of the host has bytes, which [`host_read`](Self::host_read) and [`host_write`](Self::host_write)
+    /// show. Constant; makes no driver call.
+    fn host_memory_has_bytes(&self) -> bool {
+        true
     }
 }
 
@@ -321,6 +339,11 @@ pub trait StreamDriver: Send + Sync + 'static {
     /// `Capturing` while a stream of the device is being captured into a graph. A real device may discard the capture
     /// then, so callers do not try this while they know of one.
     fn synchronize_device(&self) -> DriverResult<()>;
+}
+
+/// The error for who wants to see bytes that a driver does not have.
+pub(crate) fn no_bytes() -> DriverError {
+    DriverError::new(DriverCall::HostAlloc, DriverErrorKind::NotSupported, "this driver's copies have no bytes")
 }
 
 fn no_copies(call: DriverCall) -> DriverError {

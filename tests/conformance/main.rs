@@ -5,8 +5,8 @@ mod misuse;
 mod suite;
 
 use gapless::driver::{
-    DriverErrorKind, DriverUsage, FaultDriver, HostConfig, HostDriver, MemoryDriver, ModelConfig, ModelDriver,
-    Violation,
+    DriverErrorKind, DriverUsage, FaultDriver, HoldStreams, HostConfig, HostDriver, MemoryDriver, ModelConfig,
+    ModelDriver, StreamDriver, Violation, WorkDriver,
 };
 use gapless::units::KIB;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -180,6 +180,27 @@ fn host_refuses_and_records_misuse() {
         let violations = driver.take_violations();
         assert!(matches!(&violations[..], [only] if only.text == error.text), "{}: {violations:?}", case.name);
     }
+}
+
+/// What a copy uses is neither shown nor freed; what it only reads may be read.
+#[test]
+fn host_refuses_memory_of_the_host_that_copies_use() {
+    let driver = host();
+    let mapped = suite::Mapped::new(&driver, 1, 1);
+    let memory = driver.host_alloc(16).unwrap();
+    let (lane, refused) = (driver.create_stream().unwrap(), DriverErrorKind::InvalidValue);
+    let read = || driver.host_read(memory, 0, 16, &mut |_| ()).map_err(|error| error.kind);
+    let write = || driver.host_write(memory, 0, 16, &mut |_| ()).map_err(|error| error.kind);
+    driver.hold(lane);
+    driver.copy_in(lane, mapped.addr, memory, 0, 16).unwrap();
+    assert_eq!((read(), write()), (Ok(()), Err(refused)));
+    driver.copy_out(lane, memory, 0, mapped.addr, 16).unwrap();
+    assert_eq!((read(), write()), (Err(refused), Err(refused)));
+    assert_eq!(driver.host_free(memory).map_err(|error| error.kind), Err(refused));
+    driver.complete(lane);
+    assert_eq!((read(), write()), (Ok(()), Ok(())));
+    driver.host_free(memory).unwrap();
+    assert_eq!(driver.take_violations().len(), 4);
 }
 
 #[test]

@@ -192,6 +192,10 @@ pub fn cases<D: HoldStreams>() -> Vec<Case<D>> {
             let memory = d.host_alloc(100)?;
             d.host_read(memory, 90, 16, &mut |_| ())
         }),
+        case("a write beyond memory of the host", "of the host's memory", |d: &D| {
+            let memory = d.host_alloc(100)?;
+            d.host_write(memory, 90, 16, &mut |_| ())
+        }),
         case("a copy to unmapped addresses", "not mapped", |d: &D| {
             let mapped = Mapped::new(d, 1, 1);
             let memory = d.host_alloc(100)?;

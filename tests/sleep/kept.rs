@@ -2,14 +2,18 @@
 
 use super::{KIB, MAIN, NOW, PAGE, free_bytes, host, is_refused_a_byte_less, model, verify};
 use gapless::DeviceAddr;
-use gapless::allocator::{Allocator, Backup, ChunkPolicy};
+use gapless::allocator::{Allocator, Backup, Builder, ChunkPolicy};
 use gapless::driver::{Driver, HoldStreams, WorkDriver};
 use std::sync::Arc;
 
 /// An allocator that keeps its mappings, with chunks of a page, which it moves rather than create more.
 pub fn kept<D: Driver>(driver: Arc<D>) -> Allocator<D> {
-    let builder = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).slack(1.0);
-    builder.keep_mappings().build().unwrap()
+    keeping(Allocator::builder(driver)).build().unwrap()
+}
+
+/// The settings of such an allocator.
+pub fn keeping<D: Driver>(builder: Builder<D>) -> Builder<D> {
+    builder.chunk_policy(ChunkPolicy::Fixed(PAGE)).slack(1.0).keep_mappings()
 }
 
 /// What graphs that were captured use: a block over two pages, the two addresses where these pages were before, and a block

@@ -4,6 +4,7 @@ mod backups;
 mod failures;
 mod kept;
 mod steps;
+mod unpinned;
 
 use gapless::allocator::{AllocError, Allocator, Backup, ChunkPolicy, FreeError};
 use gapless::driver::{

@@ -76,9 +76,10 @@ pub use replay::gapless_replay_json;
 pub use reports::*;
 pub use sharing::*;
 pub use sleep::{
-    GAPLESS_BACKUP_DISCARD, GAPLESS_BACKUP_PINNED, GAPLESS_WAKE_RETAIN_BACKUPS, gapless_asleep, gapless_backup,
-    gapless_backup_of, gapless_sleep, gapless_sleep_tags, gapless_slept, gapless_tag_backup, gapless_tag_pop,
-    gapless_tag_push, gapless_wake, gapless_wake_flags, gapless_wake_tags,
+    GAPLESS_BACKUP_DISCARD, GAPLESS_BACKUP_FILE, GAPLESS_BACKUP_PAGEABLE, GAPLESS_BACKUP_PINNED,
+    GAPLESS_WAKE_RETAIN_BACKUPS, gapless_asleep, gapless_backup, gapless_backup_of, gapless_sleep, gapless_sleep_tags,
+    gapless_slept, gapless_tag_backup, gapless_tag_pop, gapless_tag_push, gapless_wake, gapless_wake_flags,
+    gapless_wake_tags,
 };
 pub use stats::gapless_stats;
 pub use status::*;

@@ -20,12 +20,18 @@ pub type gapless_backup = i32;
 pub const GAPLESS_BACKUP_DISCARD: gapless_backup = 0;
 /// They are copied to pinned memory of the host, and back when they wake.
 pub const GAPLESS_BACKUP_PINNED: gapless_backup = 1;
+/// They are copied to ordinary memory of the host, which is slower to copy to and quicker to get than pinned memory.
+pub const GAPLESS_BACKUP_PAGEABLE: gapless_backup = 2;
+/// They are written to a file without a name in the directory that GAPLESS_CONF=backups:DIRECTORY names: nothing is left of it when
+/// the process ends. Such a backup is neither kept after a wake nor has an address.
+pub const GAPLESS_BACKUP_FILE: gapless_backup = 3;
 
 /// How to wake: the sum of GAPLESS_WAKE_... numbers.
 pub type gapless_wake_flags = u32;
 
 /// Keep backups: gapless_backup_of has the bytes as of the sleep until what they are of is freed or sleeps again. If that sleeps
-/// with a backup, its bytes are copied to the same memory of the host. Pools of captured graphs keep none.
+/// with a backup of the same kind, its bytes are copied to the same memory of the host. Pools of captured graphs keep none, and
+/// files are not kept.
 pub const GAPLESS_WAKE_RETAIN_BACKUPS: gapless_wake_flags = 1;
 
 /// What a sleep did. Set size before the call: a program that was compiled with an older header gets the fields that it knows.
@@ -78,7 +84,8 @@ impl From<Slept> for gapless_slept {
 ///
 /// The host waits until what is queued has completed, and the bytes are copied. No work that uses the memory may be queued until
 /// gapless_wake. What is allocated in the pools meanwhile has memory of its own; what is freed is not mapped again. All of it falls
-/// asleep or none: GAPLESS_ERROR_STREAM, of kind GAPLESS_KIND_CANNOT_WAIT, while a graph is being captured.
+/// asleep or none: GAPLESS_ERROR_STREAM, of kind GAPLESS_KIND_CANNOT_WAIT, while a graph is being captured; GAPLESS_ERROR_IO where a
+/// file cannot have the backup.
 ///
 /// # Safety
 /// tag is NULL or a NUL-terminated string; slept is NULL or points to as many bytes as its first field says.
@@ -188,7 +195,8 @@ pub unsafe extern "C" fn gapless_wake_tags(
 ///
 /// They can be read until the allocation wakes, sleeps again or is freed; those of a kept backup until it sleeps again or is freed.
 /// Then they change, or their memory is given back: another thread must not do that meanwhile. GAPLESS_ERROR_NOT_FOUND where only
-/// some of the bytes are in a backup, or not one behind the other: a part of the allocation has stayed awake.
+/// some of the bytes are in a backup, or not one behind the other: a part of the allocation has stayed awake; and where they are in a
+/// file.
 ///
 /// # Safety
 /// host points to a pointer.
@@ -273,6 +281,8 @@ fn backup_of(backup: gapless_backup) -> Answer<Backup> {
     match backup {
         GAPLESS_BACKUP_DISCARD => Ok(Backup::Discard),
         GAPLESS_BACKUP_PINNED => Ok(Backup::Pinned),
+        GAPLESS_BACKUP_PAGEABLE => Ok(Backup::Pageable),
+        GAPLESS_BACKUP_FILE => Ok(Backup::File),
         _ => Err(Failure::argument(format!("{backup} is no kind of backup: see GAPLESS_BACKUP_..."))),
     }
 }

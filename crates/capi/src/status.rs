@@ -88,7 +88,8 @@ impl From<AllocError> for Failure {
             AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => GAPLESS_ERROR_TOO_LARGE,
             AllocError::Alignment { .. } => GAPLESS_ERROR_INVALID_ARGUMENT,
             AllocError::NotFree { .. } => GAPLESS_ERROR_NOT_ALLOCATED,
-            AllocError::BackupInParts { .. } => GAPLESS_ERROR_NOT_FOUND,
+            AllocError::BackupInParts { .. } | AllocError::BackupInFile { .. } => GAPLESS_ERROR_NOT_FOUND,
+            AllocError::BackupFile(_) => GAPLESS_ERROR_IO,
             AllocError::InListener(_) => GAPLESS_ERROR_IN_USE,
             AllocError::Stream(_) | AllocError::CannotWait { .. } => GAPLESS_ERROR_STREAM,
             // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`, `OutOfMappings`; `HostMemory`.

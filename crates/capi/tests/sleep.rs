@@ -213,6 +213,40 @@ fn backups_can_be_read() {
 }
 
 #[test]
+fn backups_may_be_in_pageable_memory_and_in_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let conf = format!("backups:{}", directory.path().display());
+    with_devices("backups_may_be_in_pageable_memory_and_in_files", &[("GAPLESS_CONF", &conf)], || {
+        let gpu = Gpu::open(0);
+        let block = alloc(None, 5 * MIB).unwrap();
+        gpu.fill(MAIN, block, 7, 5 * MIB as usize);
+        sleep(None, GAPLESS_BACKUP_PAGEABLE).unwrap();
+        let host = backup_of(block, 5 * MIB).unwrap();
+        // SAFETY: a backup of so many bytes.
+        assert_eq!(unsafe { std::slice::from_raw_parts(host, 5 * MIB as usize) }, vec![7; 5 * MIB as usize]);
+        assert!(wake(None, 0).is_ok());
+        assert_eq!(gpu.read(MAIN, block, 5 * MIB as usize), vec![7; 5 * MIB as usize]);
+        gpu.fill(MAIN, block, 8, 5 * MIB as usize);
+        assert_eq!(sleep(None, GAPLESS_BACKUP_FILE).unwrap().copied_bytes, 5 * MIB);
+        assert_eq!(backup_of(block, 5 * MIB), Err(GAPLESS_ERROR_NOT_FOUND));
+        assert!(error_text().ends_with("is in a file, and is not shown"), "{}", error_text());
+        assert!(wake(None, 0).is_ok());
+        assert_eq!(gpu.read(MAIN, block, 5 * MIB as usize), vec![8; 5 * MIB as usize]);
+        assert_eq!(sleep(None, 4).err(), Some(GAPLESS_ERROR_INVALID_ARGUMENT));
+    });
+}
+
+#[test]
+fn files_need_a_directory() {
+    with_devices("files_need_a_directory", &[], || {
+        alloc(None, MIB).unwrap();
+        assert_eq!(sleep(None, GAPLESS_BACKUP_FILE).err(), Some(GAPLESS_ERROR_IO));
+        assert!(error_text().starts_with("no directory for backups in files is set"), "{}", error_text());
+        assert_eq!(asleep(None), (0, 0));
+    });
+}
+
+#[test]
 fn a_thread_s_tag_is_that_of_its_graphs() {
     with_devices("a_thread_s_tag_is_that_of_its_graphs", &[], || {
         // SAFETY: a string, or NULL, which is refused.
@@ -233,8 +267,8 @@ fn a_thread_s_tag_is_that_of_its_graphs() {
 fn misuse_is_refused() {
     with_devices("misuse_is_refused", &[], || {
         let gpu = Gpu::open(0);
-        assert_eq!(sleep(None, 2).err(), Some(GAPLESS_ERROR_INVALID_ARGUMENT));
-        assert_eq!(error_text(), "2 is no kind of backup: see GAPLESS_BACKUP_...");
+        assert_eq!(sleep(None, 4).err(), Some(GAPLESS_ERROR_INVALID_ARGUMENT));
+        assert_eq!(error_text(), "4 is no kind of backup: see GAPLESS_BACKUP_...");
         assert_eq!(declare(WEIGHTS, 2, None), GAPLESS_ERROR_INVALID_ARGUMENT);
         assert_eq!(declare(WEIGHTS, GAPLESS_POOL_ORDINARY, Some("")), GAPLESS_ERROR_INVALID_ARGUMENT);
         assert_eq!(gapless_torch_use_pool(0, WEIGHTS), GAPLESS_OK);

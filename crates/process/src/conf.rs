@@ -22,6 +22,8 @@ pub struct Conf {
     pub region_bytes: Option<u64>,
     /// The most memory of the host for backups of what sleeps, of all devices together: `host:64GiB`.
     pub host_bytes: Option<u64>,
+    /// The directory for backups in files: `backups:/scratch/me`.
+    pub backups: Option<PathBuf>,
     /// The devices that get access to each other's memory: `peers:auto`, `peers:none`, `peers:1`, `peers:[0,1]`.
     pub peers: Peers,
     /// Whether creation, failures and trims go to stderr: `log:on`.
@@ -144,6 +146,8 @@ impl Conf {
             "host" => {
                 self.host_bytes = Some(size(value).ok_or_else(|| bad("host", "give a size such as 64GiB"))?);
             }
+            "backups" if value.is_empty() => return Err(bad("backups", "give the path of a directory")),
+            "backups" => self.backups = Some(value.into()),
             "ipc" => {
                 self.private = match value {
                     "shared" => false,
@@ -249,8 +253,20 @@ const FRACTION_VALUES: &str = "give a number above 0 and at most 1";
 const PEERS: &str = "give auto, none, the number of a device, or several in brackets, such as [0,1]";
 const IPC: &str = "give shared or private";
 const PRIVATE: &str = "leave chunk out: what is private is in chunks of 2MiB";
-const KEYS: [&str; 11] =
-    ["budget", "slack", "chunk", "region", "host", "ipc", "sharing", "peers", "log", "record", "report_on_failure"];
+const KEYS: [&str; 12] = [
+    "budget",
+    "slack",
+    "chunk",
+    "region",
+    "host",
+    "backups",
+    "ipc",
+    "sharing",
+    "peers",
+    "log",
+    "record",
+    "report_on_failure",
+];
 /// Keys of `PYTORCH_CUDA_ALLOC_CONF`, and why they are not needed here.
 const PYTORCH_KEYS: [(&str, &str); 17] = [
     ("backend", "gapless is the backend"),
@@ -280,14 +296,14 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let text = " budget:24GiB, slack:1.25,chunk:2MiB ,region:4TiB,peers:[1, 0],log:on,record:/tmp/a:b.gz,\
-                    report_on_failure:True,ipc:private,sharing:never,host:64GiB";
+                    report_on_failure:True,ipc:private,sharing:never,host:64GiB,backups:/scratch/me";
         let conf = Conf::parse(text).unwrap();
         assert_eq!(conf.budget, Some(Budget::Bytes(24 * GIB)));
         assert_eq!((conf.slack, conf.chunk), (Some(1.25), Some(ChunkPolicy::Fixed(2 * MIB))));
         assert_eq!((conf.region_bytes, conf.host_bytes), (Some(4 << 40), Some(64 * GIB)));
         assert_eq!(conf.peers, Peers::Listed(vec![0, 1]));
         assert!(conf.log && conf.report_on_failure && conf.warnings.is_empty());
-        assert_eq!(conf.record, Some("/tmp/a:b.gz".into()));
+        assert_eq!((conf.record, conf.backups), (Some("/tmp/a:b.gz".into()), Some("/scratch/me".into())));
         for key in KEYS {
             assert!(text.contains(key), "{key} is not in this test");
         }
@@ -408,6 +424,7 @@ mod tests {
             "record:",
             "region:0",
             "host:0",
+            "backups:",
         ] {
             assert!(matches!(Conf::parse(text), Err(ConfError::BadValue { .. })), "{text}");
         }

@@ -68,7 +68,7 @@ impl<D: DeviceDriver> Device<D> {
     ) -> Result<Self, Error> {
         let Conf { budget, slack, chunk, region_bytes, .. } = *conf;
         let settings = Settings { budget, slack, chunk, region_bytes };
-        let main = Recorded::new(settings.build_within(driver, host_budget)?);
+        let main = Recorded::new(settings.build_within(driver, host_budget, conf.backups.as_deref())?);
         if let Some(path) = &conf.record {
             main.record(&path_for(path, ordinal))?;
         }

@@ -5,6 +5,7 @@ use crate::driver::DeviceDriver;
 use crate::error::Error;
 use gapless::allocator::{Builder, HostBudget};
 use gapless::{Allocator, ChunkPolicy};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Settings of an allocator; `None` is the default.
@@ -29,13 +30,14 @@ impl Settings {
         Ok(self.builder_on(driver)?.build()?)
     }
 
-    /// The same for a device of a process, whose devices share a budget for backups.
+    /// The same for a device of a process, whose devices share a budget for backups, and a directory for those in files.
     pub(crate) fn build_within<D: DeviceDriver>(
         &self,
         driver: Arc<D>,
         host_budget: Arc<HostBudget>,
+        backups: Option<&Path>,
     ) -> Result<Allocator<D>, Error> {
-        Ok(self.builder_on(driver)?.host_budget(host_budget).build()?)
+        Ok(with_backups(self.builder_on(driver)?, host_budget, backups).build()?)
     }
 
     /// Builds an allocator for memory that captured graphs use, beside that of the device. They have the same listeners.
@@ -54,7 +56,8 @@ impl Settings {
 
     fn builder_beside<D: DeviceDriver>(&self, main: &Allocator<D>) -> Result<Builder<D>, Error> {
         let builder = self.builder_on(Arc::clone(main.driver()))?;
-        Ok(builder.listeners(Arc::clone(main.listeners())).host_budget(Arc::clone(main.host_budget())))
+        let builder = builder.listeners(Arc::clone(main.listeners()));
+        Ok(with_backups(builder, Arc::clone(main.host_budget()), main.backup_directory()))
     }
 
     fn builder_on<D: DeviceDriver>(&self, driver: Arc<D>) -> Result<Builder<D>, Error> {
@@ -79,4 +82,12 @@ impl Settings {
 /// Bytes rounded up to whole pages, as far as that is a number.
 pub(crate) fn whole_pages(bytes: u64, page: u64) -> u64 {
     bytes.checked_next_multiple_of(page).unwrap_or(bytes)
+}
+
+fn with_backups<D: DeviceDriver>(builder: Builder<D>, budget: Arc<HostBudget>, directory: Option<&Path>) -> Builder<D> {
+    let builder = builder.host_budget(budget);
+    match directory {
+        Some(directory) => builder.backup_directory(directory),
+        None => builder,
+    }
 }

@@ -6,6 +6,8 @@ use gapless::driver::{
     Driver, DriverResult, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver, PER_THREAD_STREAM,
 };
 use gapless::units::{DeviceAddr, KIB, MIB, StreamId};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 /// A device that only keeps state, of any size.
 pub type Model = ModelDriver;
@@ -87,13 +89,22 @@ impl World {
             .budget(self.bytes())
             .chunk_policy(chunks)
             .mapping_limit(self.mapping_limit)
-            .epoch_limit(self.epoch_limit);
+            .epoch_limit(self.epoch_limit)
+            // Less than most blocks have.
+            .copy_slot_bytes(self.page_bytes / 2 + 512)
+            .backup_directory(backup_directory());
         let builder = if self.whole_blocks { builder.whole_blocks() } else { builder };
         match self.region_pages {
             0 => builder,
             pages => builder.region_bytes(pages * self.page_bytes),
         }
     }
+}
+
+/// A directory for files without names.
+fn backup_directory() -> PathBuf {
+    let user = std::fs::metadata("/proc/self").map_or(0, |process| process.uid());
+    std::env::temp_dir().join(format!("gapless-testkit-{user}"))
 }
 
 /// A device whose state a test can inspect and control.

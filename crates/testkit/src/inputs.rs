@@ -2,6 +2,7 @@
 
 use crate::device::{Device, SMALL_REGION, World};
 use crate::op::{CaptureMode, CurrentContext, Failure, Misuse, Op};
+use gapless::allocator::Backup;
 use proptest::prelude::*;
 
 /// Worlds so small that every resource runs out: 4 to 24 pages of `page_bytes` bytes, or a few more pages with regions
@@ -104,12 +105,22 @@ pub fn kept_op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// What becomes of the bytes of what sleeps.
+fn backup() -> impl Strategy<Value = Backup> {
+    prop_oneof![
+        3 => Just(Backup::Discard),
+        3 => Just(Backup::Pinned),
+        2 => Just(Backup::Pageable),
+        1 => Just(Backup::File),
+    ]
+}
+
 /// Operations that put to sleep and wake.
 pub fn sleep_op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        3 => any::<bool>().prop_map(|discard| Op::Sleep { discard }),
+        3 => backup().prop_map(|backup| Op::Sleep { backup }),
         3 => any::<bool>().prop_map(|retain| Op::Wake { retain }),
-        1 => any::<(bool, bool)>().prop_map(|(discard, unmaps)| Op::SleepInPart { discard, unmaps }),
+        1 => (backup(), any::<bool>()).prop_map(|(backup, unmaps)| Op::SleepInPart { backup, unmaps }),
         1 => any::<bool>().prop_map(|copies| Op::WakeInPart { copies }),
     ]
 }

@@ -42,6 +42,7 @@ mod witness;
 
 pub use cuda::Cuda;
 pub use device::{Device, Host, Model, World};
+pub use gapless::allocator::Backup;
 #[cfg(feature = "properties")]
 pub use inputs::{capture_op, graph_op, handle_op, kept_op, op, ops, range_op, sleep_op, steady_op, world};
 #[cfg(feature = "instances")]

@@ -1,5 +1,6 @@
 //! The operations: what a caller of an allocator, or its environment, can do.
 
+use gapless::allocator::Backup;
 use gapless::driver::DriverErrorKind;
 
 /// One operation. Blocks, streams and other objects are given by number, modulo the number of them when the operation
@@ -249,13 +250,13 @@ pub enum Op {
     },
     /// Wait for the uses that the allocator does not know of, and put everything to sleep that is not pinned.
     Sleep {
-        /// Whether the content is lost.
-        discard: bool,
+        /// What becomes of the content.
+        backup: Backup,
     },
     /// Begin such a sleep, and do not finish it.
     SleepInPart {
-        /// Whether the content would be lost.
-        discard: bool,
+        /// What would become of the content.
+        backup: Backup,
         /// Whether the memory is unmapped.
         unmaps: bool,
     },

@@ -6,8 +6,9 @@ use std::fmt::Write;
 
 /// Returns the source of a test that runs the sequence.
 pub fn as_test(world: &World, ops: &[Op]) -> String {
-    let mut text =
-        String::from("#[test]\nfn regression() {\n    use gapless_testkit::{Failure::*, Misuse::*, Op::*, *};\n");
+    let mut text = String::from(
+        "#[test]\nfn regression() {\n    use gapless_testkit::{Backup::*, Failure::*, Misuse::*, Op::*, *};\n",
+    );
     let _ = writeln!(text, "    let world = {world:?};");
     text.push_str("    run::<Model>(\n        &world,\n        &[\n");
     for op in ops {

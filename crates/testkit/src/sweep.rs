@@ -5,6 +5,7 @@
 use crate::device::{Device, SMALL_REGION, World};
 use crate::op::{Failure, Op, Op::*};
 use crate::runner::Runner;
+use gapless::allocator::Backup;
 use gapless::driver::DriverCall;
 use std::collections::BTreeSet;
 
@@ -31,7 +32,8 @@ pub fn cases(page: u64) -> Vec<Case> {
     let held_other = [Hold { stream: 1 }, alloc(8, 1), free(0)];
     let renewed = [Hold { stream: 1 }, alloc(4, 1), free(0), Renew { stream: 1 }];
     let gaps = [alloc(2, 0), alloc(2, 0), alloc(2, 0), alloc(2, 0), free(0), free(1)];
-    let asleep = [alloc(2, 0), Alloc { bytes: page / 2, align: 9, stream: 1 }, alloc(1, 0), Sleep { discard: false }];
+    let asleep =
+        [alloc(2, 0), Alloc { bytes: page / 2, align: 9, stream: 1 }, alloc(1, 0), Sleep { backup: Backup::Pinned }];
     let shared = [Hold { stream: 1 }, alloc(8, 0), Read { block: 0, stream: 1 }, free(0)];
     let range = |pages| ReserveRange { pages };
     let grow = |range, pages, stream| GrowRange { range, pages, stream };
@@ -121,16 +123,24 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("trim to a half", &[alloc(8, 0), free(0), alloc(2, 0)], Trim { keep: 4 }),
         case("trim of stale views", &[&gaps[..], &[alloc(4, 0), free(2)]].concat(), Trim { keep: 1 }),
         case("trim of memory that waits", &held_other, Trim { keep: 0 }),
-        case("a sleep", &asleep[..3], Sleep { discard: false }),
-        case("a sleep that discards", &asleep[..3], Sleep { discard: true }),
-        case("a sleep beside a pin", &[&asleep[..3], &[Pin { block: 1 }]].concat(), Sleep { discard: false }),
-        case("a second sleep", &[&asleep[..], &[alloc(1, 1)]].concat(), Sleep { discard: false }),
-        case("a sleep of memory that waits", &shared[..3], Sleep { discard: false }),
+        case("a sleep", &asleep[..3], Sleep { backup: Backup::Pinned }),
+        case("a sleep that discards", &asleep[..3], Sleep { backup: Backup::Discard }),
+        case("a sleep in pageable memory", &asleep[..3], Sleep { backup: Backup::Pageable }),
+        case("a sleep in a file", &asleep[..3], Sleep { backup: Backup::File }),
+        case(
+            "a wake from both",
+            &[&asleep[..3], &[Sleep { backup: Backup::File }, alloc(1, 1), Sleep { backup: Backup::Pageable }]]
+                .concat(),
+            Wake { retain: true },
+        ),
+        case("a sleep beside a pin", &[&asleep[..3], &[Pin { block: 1 }]].concat(), Sleep { backup: Backup::Pinned }),
+        case("a second sleep", &[&asleep[..], &[alloc(1, 1)]].concat(), Sleep { backup: Backup::Pinned }),
+        case("a sleep of memory that waits", &shared[..3], Sleep { backup: Backup::Pinned }),
         Case {
             world: not_kept,
-            ..case("a sleep that waits for the device", &held_other[..2], Sleep { discard: false })
+            ..case("a sleep that waits for the device", &held_other[..2], Sleep { backup: Backup::Pinned })
         },
-        case("a sleep that is not finished", &asleep[..3], SleepInPart { discard: true, unmaps: true }),
+        case("a sleep that is not finished", &asleep[..3], SleepInPart { backup: Backup::Discard, unmaps: true }),
         case("a wake", &asleep, Wake { retain: false }),
         case("a wake that is not finished", &asleep, WakeInPart { copies: true }),
         case("a wake after a free", &[&asleep[..], &[free(1)]].concat(), Wake { retain: false }),
@@ -176,29 +186,33 @@ pub fn cases(page: u64) -> Vec<Case> {
         case("a shared block of a pool freed", &in_flight(&[Write { block: 0, stream: 0 }]), free(0)),
         case("trim of a pool", &in_flight(&[free(0)]), Trim { keep: 0 }),
         case("a lower budget of a pool", &in_flight(&[free(0)]), Budget { pages: 3 }),
-        case("a sleep of a pool", &in_flight(&[free(0)]), Sleep { discard: false }),
+        case("a sleep of a pool", &in_flight(&[free(0)]), Sleep { backup: Backup::Pinned }),
         case(
             "a sleep of a pool that is not finished",
             &in_flight(&[free(0)]),
-            SleepInPart { discard: false, unmaps: true },
+            SleepInPart { backup: Backup::Pinned, unmaps: true },
         ),
-        case("a sleep of a pool that discards", &in_flight(&[free(0)]), Sleep { discard: true }),
-        case("a wake of a pool", &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }]), Wake { retain: false }),
+        case("a sleep of a pool that discards", &in_flight(&[free(0)]), Sleep { backup: Backup::Discard }),
+        case(
+            "a wake of a pool",
+            &in_flight(&[free(0), alloc(3, 1), Sleep { backup: Backup::Pinned }]),
+            Wake { retain: false },
+        ),
         case(
             "a wake of a pool after a free",
-            &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }, free(0), alloc(1, 1)]),
+            &in_flight(&[free(0), alloc(3, 1), Sleep { backup: Backup::Pinned }, free(0), alloc(1, 1)]),
             Wake { retain: false },
         ),
         case(
             "more than a wake of a pool can have",
-            &in_flight(&[Sleep { discard: false }, alloc(6, 1)]),
+            &in_flight(&[Sleep { backup: Backup::Pinned }, alloc(6, 1)]),
             Wake { retain: false },
         ),
         Case {
             world: large_chunks,
             ..case(
                 "a wake of large chunks of a pool",
-                &in_flight(&[free(0), alloc(3, 1), Sleep { discard: false }]),
+                &in_flight(&[free(0), alloc(3, 1), Sleep { backup: Backup::Pinned }]),
                 Wake { retain: false },
             )
         },

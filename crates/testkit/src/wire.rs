@@ -8,6 +8,7 @@
 
 use crate::device::{SMALL_REGION, World};
 use crate::op::{CaptureMode, CurrentContext, Failure, Misuse, Op};
+use gapless::allocator::Backup;
 use gapless::units::{KIB, MIB};
 
 /// Size of the header in bytes.
@@ -160,8 +161,10 @@ fn operation(record: &[u8]) -> Op {
         47 => Op::AllocRegistered { pages: small, stream },
         48 => Op::FreeRegistered { block: small },
         51 => Op::Reset,
-        52 if small & 2 != 0 => Op::SleepInPart { discard: small % 2 == 1, unmaps: small & 4 != 0 },
-        52 => Op::Sleep { discard: small % 2 == 1 },
+        52 if small & 4 != 0 => {
+            Op::SleepInPart { backup: BACKUPS[usize::from(small) % BACKUPS.len()], unmaps: small & 8 != 0 }
+        }
+        52 => Op::Sleep { backup: BACKUPS[usize::from(small) % BACKUPS.len()] },
         53 if small & 2 != 0 => Op::WakeInPart { copies: small & 4 != 0 },
         53 => Op::Wake { retain: small % 2 == 1 },
         50 => Op::CaptureAs {
@@ -172,6 +175,8 @@ fn operation(record: &[u8]) -> Op {
         _ => Op::Bad { misuse: Misuse::ALL[usize::from(small) % Misuse::ALL.len()], block },
     }
 }
+
+const BACKUPS: [Backup; 4] = [Backup::Pinned, Backup::Discard, Backup::Pageable, Backup::File];
 
 /// Encodes a sequence in a world of `pages` pages with chunks of `1 << chunk` pages. Values that do not fit in a record
 /// are truncated.
@@ -244,9 +249,15 @@ pub fn encode(pages: u8, chunk: u8, streams: u8, ops: &[Op]) -> Vec<u8> {
                 (49, u8::try_from(number).unwrap_or(0), 0, 0)
             }
             Op::Reset => (51, 0, 0, 0),
-            Op::Sleep { discard } => (52, u8::from(discard), 0, 0),
+            Op::Sleep { backup } => {
+                let number = BACKUPS.iter().position(|other| *other == backup).unwrap_or(0);
+                (52, u8::try_from(number).unwrap_or(0), 0, 0)
+            }
             Op::Wake { retain } => (53, u8::from(retain), 0, 0),
-            Op::SleepInPart { discard, unmaps } => (52, 2 | u8::from(discard) | u8::from(unmaps) << 2, 0, 0),
+            Op::SleepInPart { backup, unmaps } => {
+                let number = BACKUPS.iter().position(|other| *other == backup).unwrap_or(0);
+                (52, 4 | u8::try_from(number).unwrap_or(0) | u8::from(unmaps) << 3, 0, 0)
+            }
             Op::WakeInPart { copies } => (53, 2 | u8::from(copies) << 2, 0, 0),
             Op::OpenPool => (32, 0, 0, 0),
             Op::Replay { graph, stream } => (33, graph, stream, 0),

@@ -1,6 +1,6 @@
 //! Every sequence of a few operations over 3 sizes and 2 streams on a device of 4 pages, and over sleep and wake.
 
-use gapless_testkit::{Model, Op, Op::*, PrintOnPanic, Runner, World};
+use gapless_testkit::{Backup, Model, Op, Op::*, PrintOnPanic, Runner, World};
 
 const PAGE: u64 = 64 << 10;
 /// Variable for the number of operations in a sequence. One more takes about twelve times as long.
@@ -42,7 +42,7 @@ fn next_with_sleep(live: usize) -> Vec<Op> {
         next.push(Write { block: 0, stream: 1 });
     }
     next.push(Complete { stream: 1 });
-    next.push(Sleep { discard: false });
+    next.push(Sleep { backup: Backup::Pinned });
     next.push(Wake { retain: false });
     next.push(Wake { retain: true });
     next

@@ -1,8 +1,8 @@
 """torch_memory_saver on gapless: its interface, unchanged, over tags that sleep and wake.
 
 A region is a tag of gapless: pausing puts the tag to sleep, and resuming wakes it, whole or not at all. Of those of one name,
-regions with a backup are a tag of their own, whose bytes are kept in pinned memory. Regions whose backup is to be elsewhere and
-those in a capture have memory that its own library maps, and so has in its mode ``preload`` what is captured, what is of a device
+regions with a backup are a tag of their own for each kind of memory that their bytes are kept in, pinned and pageable. Regions whose
+backup is to be on disk and those in a capture have memory that its own library maps, and so has in its mode ``preload`` what is captured, what is of a device
 that is not the current one, and what is outside of regions. Each tag of that is paused and resumed in turns: the library ends the
 process where one is paused or resumed twice.
 """
@@ -28,10 +28,12 @@ _PARAMETERS = {
     "resume": ["self", "tag"],
     "get_cpu_backup": ["self", "x", "zero_copy"],
 }
-# The kind of a backup that gapless makes.
-_PINNED = "pinned"
-# What the names of tags end with whose bytes are kept.
-_WITH_A_BACKUP = " with a backup"
+# For each kind of memory that backups are in, that of gapless's, and what the names of tags end with whose bytes are kept there.
+_BACKUPS = {
+    "": ("discard", ""),
+    "pinned": ("pinned", " with a backup"),
+    "mmap": ("pageable", " with a pageable backup"),
+}
 # The tag of its memory outside of regions.
 _DEFAULT_TAG = "default"
 
@@ -135,17 +137,18 @@ def _over(original: Any, tags: Any) -> Any:
                 "cpu_backup_backend": cpu_backup_backend,
             }
             backend = self._backend(cpu_backup_backend) if enable_cpu_backup else ""
-            if enable_disk_backup or backend not in ("", _PINNED) or not self._may_be_on_gapless() or not tag:
+            if enable_disk_backup or backend not in _BACKUPS or not self._may_be_on_gapless() or not tag:
                 self._turns.add(tag)
                 with super().region(**config):
                     yield
                 return
-            name = tag + _WITH_A_BACKUP if enable_cpu_backup else tag
+            backup, ending = _BACKUPS[backend]
+            name = tag + ending
             self._tags_on_gapless.setdefault(tag, set()).add(name)
             if self._hook_mode == "preload":
                 # Its library has what is made inside on other devices, and by others than PyTorch.
                 self._turns.add(tag)
-            with tags.tag(name, backup=_PINNED if enable_cpu_backup else "discard"), self._with_region_config(**config):
+            with tags.tag(name, backup=backup), self._with_region_config(**config):
                 # Where programs look for the pools of their regions.
                 self._mem_pools[tag, enable_cpu_backup, False, backend, self._current_device()] = tags.pool_of(name)
                 yield

@@ -12,7 +12,7 @@ from .. import _library
 
 _PINNED = "pinned"
 # The kinds of backups, as the library numbers them.
-_BACKUPS = {"discard": 0, _PINNED: 1}
+_BACKUPS = {"discard": 0, _PINNED: 1, "pageable": 2, "file": 3}
 # The kinds of pools, too.
 GRAPH, _ORDINARY = 0, 1
 _RETAIN_BACKUPS = 1
@@ -52,8 +52,9 @@ def tag(name: str, backup: Optional[str] = None) -> contextlib.AbstractContextMa
     """Has what this thread allocates on the current device inside lie in a pool of that name, which sleeps and wakes as one.
 
     ``backup`` says what becomes of its bytes while it sleeps, unless a :func:`sleep` says otherwise: ``"pinned"``, which is the
-    default, copies them to pinned memory of the host; with ``"discard"`` they are lost. The last call that gives one counts. Pools
-    of graphs that are captured inside have the tag, too. Inside several, the last one counts.
+    default, copies them to pinned memory of the host, and ``"pageable"`` to ordinary memory; ``"file"`` writes them to a file
+    without a name in the directory that ``GAPLESS_CONF=backups:DIRECTORY`` names, of which nothing is left when the process ends;
+    with ``"discard"`` they are lost. The last call that gives one counts. Pools of graphs that are captured inside have the tag, too. Inside several, the last one counts.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"a tag needs a name, which {name!r} is not")
@@ -106,7 +107,8 @@ def sleep(*tags: str, backup: Optional[str] = None) -> Slept:
 
     Stays awake, and is counted in the result: what another process has open, or is pinned otherwise.
 
-    Raises ``gapless.GaplessError``: in a capture, in a forked process, or where the driver fails, as for want of pinned memory.
+    Raises ``gapless.GaplessError``: in a capture, in a forked process, where the driver fails, as for want of pinned memory, or where
+    a file cannot have the bytes.
     """
     if backup is not None:
         _number_of(backup)
@@ -144,7 +146,7 @@ def wake(*tags: str, wait: float = 0.0, retain: bool = False) -> int:
     may be about to give some back. Then raises ``gapless.OutOfMemoryError``, and what has not woken is asleep as before.
 
     With ``retain``, backups are kept: :func:`backup_of` has the bytes as of the sleep, in the same memory of the host from sleep to
-    sleep, until a tensor's memory is freed or sleeps again. Memory of captured graphs keeps none.
+    sleep, until a tensor's memory is freed or sleeps again. Memory of captured graphs keeps none, and files are not kept.
     """
     if not wait >= 0:
         raise ValueError(f"wait is a number of seconds from 0 on, not {wait!r}")
@@ -162,13 +164,14 @@ def wake(*tags: str, wait: float = 0.0, retain: bool = False) -> int:
 
 
 def backup_of(tensor: Any, copy: bool = True) -> Any:
-    """The bytes of a contiguous tensor as the host has them: a tensor there. ``None`` where they are in no backup, or none.
+    """The bytes of a contiguous tensor as the host's memory has them: a tensor there. ``None`` where they are in no backup, or none.
 
     That is while the tensor's memory is asleep with a backup, and after a :func:`wake` with ``retain``. Without a ``copy``, the
     result is the backup itself: it is not to be used any more once the tensor's memory wakes, sleeps again or is freed, or with a
     backup that is retained, sleeps again or is freed.
 
-    Raises ``gapless.GaplessError`` where a part of it has stayed awake, as beside memory that another process has open.
+    Raises ``gapless.GaplessError`` where a part of it has stayed awake, as beside memory that another process has open, and where
+    the backup is in a file.
     """
     import torch
 

@@ -83,6 +83,26 @@ def test_everything_sleeps():
     assert holds(cache, 4)
 
 
+def test_bytes_come_back_from_pageable_memory():
+    with gapless.torch.tag("weights", backup="pageable"):
+        weights = filled(6, 1)
+    own = filled(4, 2)
+    gapless.torch.sleep("weights")
+    backup = gapless.torch.backup_of(weights)
+    assert bool((backup == 1).all()) and backup.numel() == weights.numel()
+    gapless.torch.sleep(backup="pageable")
+    assert torch.cuda.memory_reserved() == 0
+    gapless.torch.wake()
+    assert holds(weights, 1) and holds(own, 2)
+
+
+def test_a_file_needs_a_directory():
+    weights = filled(6, 1)
+    with pytest.raises(gapless.GaplessError, match="no directory for backups in files is set"):
+        gapless.torch.sleep(backup="file")
+    assert gapless.torch.asleep() == {} and holds(weights, 1)
+
+
 def test_a_sleeping_tag_serves_and_frees():
     with gapless.torch.tag("weights"):
         kept, freed = filled(4, 1), filled(6, 2)
@@ -181,7 +201,7 @@ def test_misuse_is_refused():
     for name in ("", None, 7):
         with pytest.raises(ValueError, match="a tag needs a name"):
             gapless.torch.tag(name)
-    with pytest.raises(ValueError, match="backup is 'discard' or 'pinned', not 'disk'"):
+    with pytest.raises(ValueError, match="backup is 'discard' or 'pinned' or 'pageable' or 'file', not 'disk'"):
         gapless.torch.tag("weights", backup="disk")
     with pytest.raises(ValueError, match="not 'disk'"):
         gapless.torch.sleep(backup="disk")

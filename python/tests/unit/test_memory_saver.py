@@ -10,8 +10,9 @@ import pytest
 from gapless.torch import _memory_saver
 
 BACKUP = {"enable_cpu_backup": True}
+PAGEABLE = {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}
 # A backup that gapless does not make.
-LIBRARY = {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}
+LIBRARY = {"enable_disk_backup": True}
 WITHOUT = {"enable_cpu_backup": False, "enable_disk_backup": False, "cpu_backup_backend": None}
 
 
@@ -77,7 +78,8 @@ class Tags:
 
     @contextmanager
     def tag(self, name, backup):
-        assert backup == ("pinned" if name.endswith("with a backup") else "discard")
+        kinds = {"with a backup": "pinned", "with a pageable backup": "pageable"}
+        assert backup == next((kind for ending, kind in kinds.items() if name.endswith(ending)), "discard")
         self.told.append(("tag", name))
         yield
         self.told.append(("tag ends", name))
@@ -158,6 +160,22 @@ def test_a_region_with_a_backup_is_another_tag(start, told):
     assert told == [("sleep", "weights", name), ("wake",)]
 
 
+@pytest.mark.parametrize(("options", "backend"), [(PAGEABLE, b"pinned"), (BACKUP, b"mmap")])
+def test_a_region_with_a_pageable_backup_is_a_third_tag(start, told, options, backend):
+    saver = start()
+    saver._binary_wrapper.cdll.backend = backend
+    make(saver, "weights")
+    told.clear()
+    make(saver, "weights", **options)
+    name = "weights with a pageable backup"
+    assert told == [("tag", name), ("config", "weights"), ("config ends", "weights"), ("tag ends", name)]
+    assert saver._mem_pools["weights", True, False, "mmap", 0] == f"pool of {name}"
+    told.clear()
+    saver.pause("weights")
+    saver.resume("weights")
+    assert told == [("sleep", "weights", name), ("wake",)]
+
+
 def test_backups_are_retained_where_the_library_is_told_so(start, told):
     saver = start()
     make(saver, "a", **BACKUP)
@@ -172,7 +190,7 @@ def test_backups_are_retained_where_the_library_is_told_so(start, told):
 
 @pytest.mark.parametrize(
     ("options", "backend"),
-    [(LIBRARY, b"pinned"), ({"enable_disk_backup": True}, b"pinned"), ({"enable_cpu_backup": True}, b"mmap")],
+    [(LIBRARY, b"pinned"), (BACKUP, b"elsewhere"), ({"enable_cpu_backup": True, "cpu_backup_backend": "elsewhere"}, b"mmap")],
 )
 def test_a_region_with_another_backup_is_of_the_library(start, told, options, backend):
     saver = start()

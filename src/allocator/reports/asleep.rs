@@ -10,4 +10,6 @@ pub struct Asleep {
     pub live_bytes: u64,
     /// Bytes of the host's memory with backups of both, and with those that were [retained](crate::allocator::Wake::retain).
     pub backup_bytes: u64,
+    /// Bytes of files with backups of both.
+    pub file_bytes: u64,
 }

@@ -1,9 +1,10 @@
 //! A sleep in steps, so that several allocators fall asleep together.
 
 use super::super::error::AllocError;
-use super::super::slow_path::{Excluded, FellAsleep, SlowPath, Store};
+use super::super::slow_path::{Excluded, FellAsleep, SlowPath};
+use super::super::stores::{Backup, Store};
 use super::super::{Allocator, Inner};
-use super::{Backup, Slept, bytes_of};
+use super::{Slept, bytes_of};
 use crate::driver::Driver;
 use crate::segment::listeners::MapListeners;
 use crate::stream::StreamIndex;
@@ -32,7 +33,7 @@ pub struct FallingAsleep<'a, D: Driver> {
 }
 
 /// How far it is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Fall {
     /// Marked, and copied to the host.
     Copied {
@@ -78,9 +79,15 @@ impl<D: Driver> FallingAsleep<'_, D> {
     /// # Errors
     /// As [`Allocator::sleep`]. Everything is awake; only what the driver refuses to map again is asleep.
     pub fn unmap(&mut self) -> Result<(), AllocError> {
-        while let Some(Fall::Copied { lane, store }) = self.fall {
+        loop {
             // Whatever the outcome, the slow path has the backup.
-            self.fall = None;
+            let (lane, store) = match self.fall.take() {
+                Some(Fall::Copied { lane, store }) => (lane, store),
+                other => {
+                    self.fall = other;
+                    return Ok(());
+                }
+            };
             match self.inner.door.enter(&self.inner.shared, |path| path.unmap_falling(lane, store))? {
                 FellAsleep::All => self.fall = Some(Fall::Unmapped { lane }),
                 FellAsleep::Not(chunks) => {
@@ -89,7 +96,6 @@ impl<D: Driver> FallingAsleep<'_, D> {
                 }
             }
         }
-        Ok(())
     }
 
     /// Gives the memory back to the driver, once it is [unmapped](Self::unmap).
@@ -109,14 +115,14 @@ impl<D: Driver> FallingAsleep<'_, D> {
     fn mark_and_copy(&mut self) -> Result<(), AllocError> {
         let fall = |path: &mut SlowPath<'_, D>| {
             let lane = path.lane()?;
-            Ok((lane, path.fall_asleep(lane, self.backup != Backup::Discard, &self.excluded)?))
+            Ok((lane, path.fall_asleep(lane, self.backup, &self.excluded)?))
         };
         let (lane, (left_awake, marked)) = self.inner.door.enter(&self.inner.shared, fall)?;
         self.slept = Slept { left_awake, ..Slept::default() };
         let Some(marked) = marked else { return Ok(()) };
         self.slept.live_bytes = marked.live_bytes;
         self.slept.copied_bytes = if self.backup == Backup::Discard { 0 } else { bytes_of(&marked.spans) };
-        let (store, copied) = match self.inner.copy_out(lane, self.backup, &marked.spans) {
+        let (store, copied) = match self.inner.copy_out(lane, self.backup, &marked) {
             Ok(store) => (store, Ok(())),
             Err((error, store)) => (store, Err(error)),
         };

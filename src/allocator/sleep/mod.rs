@@ -12,23 +12,13 @@ pub use waking::Waking;
 
 use super::error::AllocError;
 use super::reports::Asleep;
-use super::slow_path::{LeftAwake, Span, Store, ToWake};
+use super::slow_path::{LeftAwake, Span};
+use super::stores::{Backup, Medium, Unpinned};
 use super::{Allocator, Inner};
-use crate::driver::{Driver, DriverError, MemoryDriver, StreamDriver};
+use crate::driver::{Driver, MemoryDriver, no_bytes};
 use crate::segment::listeners::MapListeners;
-use crate::stream::StreamIndex;
 use crate::units::DeviceAddr;
 use std::time::Duration;
-
-/// What becomes of the bytes of what sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Backup {
-    /// They are lost: what wakes has undefined content, as newly allocated memory.
-    Discard,
-    /// They are copied to pinned memory of the host, and back when they wake.
-    Pinned,
-}
 
 /// The result of [`Allocator::sleep`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -53,11 +43,11 @@ pub struct Wake {
     pub wait: Duration,
     /// Whether backups are kept after the wake, so that [`Allocator::backup_at`] has the bytes as of the sleep.
     ///
-    /// That of an allocation is kept until it is freed or sleeps again. With a backup, its bytes are copied to the same memory of
-    /// the host then, whose address stays the same from sleep to sleep, as long as it is retained and half of what that memory was
-    /// allocated for lives. A sleep that fails ends it as well. Memory of which nothing lives any more goes back to the host at the
-    /// next sleep, wake or [trim](Allocator::trim). Nothing is retained where [mappings are
-    /// kept](super::Builder::keep_mappings).
+    /// That of an allocation is kept until it is freed or sleeps again. With a backup of the same kind, its bytes are copied to the
+    /// same memory of the host then, whose address stays the same from sleep to sleep, as long as it is retained and half of what
+    /// that memory was allocated for lives. A sleep that fails ends it as well. Memory of which nothing lives any more goes back to
+    /// the host at the next sleep, wake or [trim](Allocator::trim). Nothing is retained of [files](Backup::File), nor where [mappings
+    /// are kept](super::Builder::keep_mappings).
     pub retain: bool,
 }
 
@@ -87,7 +77,8 @@ impl<D: Driver> Allocator<D> {
     /// [`wake`](Self::wake). What is asleep already stays so.
     ///
     /// No work that uses the memory may be queued from the call on until the wake: on a device, such work is an error that ends the
-    /// context. What was queued before is waited for, by the device; the host waits once, until the bytes are copied. Frees,
+    /// context. What was queued before is waited for, by the device; the host waits once, until the bytes are copied; to pageable
+    /// memory and files, for each 64 MiB of them, which it writes out while the next ones are copied. Frees,
     /// [`record_stream`](Self::record_stream) and new allocations go on meanwhile: new ones get memory of their own. An allocation
     /// that is freed while it is asleep is not mapped again, unless mappings are kept.
     ///
@@ -98,8 +89,8 @@ impl<D: Driver> Allocator<D> {
     /// Stays awake: what is pinned, growable ranges and registered blocks ([`Slept::left_awake`] counts what regions have).
     ///
     /// # Errors
-    /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget) is
-    /// too small for a backup, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is awake
+    /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget), or
+    /// the host, has too little memory for a backup, [`AllocError::BackupFile`] where a file cannot have it, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is awake
     /// then; only if the driver in addition refuses to map again what it has unmapped, that is asleep
     /// ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
     pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
@@ -118,7 +109,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`] with the report on a request of so many bytes, [`AllocError::CannotWait`] during a capture,
-    /// [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is asleep as before.
+    /// [`AllocError::BackupFile`] where a file cannot be read, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is asleep as before.
     pub fn wake(&self, how: impl Into<Wake>) -> Result<Woken, AllocError> {
         let how = how.into();
         self.begin_wake(how.wait)?.finish(how.retain)
@@ -127,13 +118,13 @@ impl<D: Driver> Allocator<D> {
     /// Calls `read` with `bytes` at `addr` as they are in the host's memory: of an allocation that is asleep with a backup, or
     /// whose backup was [retained](Wake::retain). Returns what it returns; `None` where no byte of them is in a backup.
     ///
-    /// The address of the slice is that of the backup itself, in pinned memory: it stays until the allocation wakes, sleeps again
+    /// The address of the slice is that of the backup itself, in memory of the host: it stays until the allocation wakes, sleeps again
     /// or is freed, or the allocator ends; with a retained backup, as that says. Waits for a sleep, a wake or another `read` that
     /// is under way; `read` must not start one.
     ///
     /// # Errors
     /// [`AllocError::BackupInParts`] where only some of the bytes are in a backup, or not one behind the other: a chunk under the
-    /// allocation has stayed awake, for example. [`AllocError::Forked`], [`AllocError::InListener`], and the driver's where its
+    /// allocation has stayed awake, for example. [`AllocError::BackupInFile`] where they are in a file. [`AllocError::Forked`], [`AllocError::InListener`], and the driver's where its
     /// copies have no bytes.
     pub fn backup_at<T>(
         &self,
@@ -156,59 +147,19 @@ impl<D: Driver> Inner<D> {
         // Backups are written to and freed under this lock alone.
         let _alone = self.sleeping.lock();
         let place = self.door.enter(&self.shared, |path| path.place_in_backup(addr, bytes))?;
-        let Some((memory, offset)) = place else { return Ok(None) };
+        let Some((store, offset)) = place else { return Ok(None) };
+        let driver = &self.shared.streams.driver;
         let (mut read, mut result) = (Some(read), None);
         let mut once = |shown: &[u8]| result = read.take().map(|read| read(shown));
-        self.shared.streams.driver.host_read(memory, offset, bytes, &mut once)?;
+        match &store.medium {
+            Medium::Pinned(memory) => driver.host_read(*memory, offset, bytes, &mut once)?,
+            Medium::Unpinned(unpinned) => match &**unpinned {
+                Unpinned::Pageable(memory) if driver.host_memory_has_bytes() => memory.show(offset, bytes, once),
+                Unpinned::Pageable(_) => return Err(no_bytes().into()),
+                Unpinned::File(_) => return Err(AllocError::BackupInFile { addr, bytes }),
+            },
+        }
         Ok(result)
-    }
-
-    /// Waits for what `lane` is ordered behind, and copies `spans` to the host, if they are not discarded: to memory that is
-    /// retained, or to new memory.
-    ///
-    /// # Errors
-    /// [`AllocError::HostMemory`], and the driver's, with the new memory that copies may still write to.
-    fn copy_out(
-        &self,
-        lane: StreamIndex,
-        backup: Backup,
-        spans: &[Span],
-    ) -> Result<Option<Store>, (AllocError, Option<Store>)> {
-        let bytes = spans.iter().filter(|span| span.retained_in.is_none()).map(|span| span.bytes).sum();
-        let driver = &self.shared.streams.driver;
-        let store = match backup {
-            Backup::Pinned if bytes > 0 => {
-                let budget = &self.shared.host_budget;
-                budget.take(bytes).map_err(|left| (AllocError::HostMemory { bytes, left }, None))?;
-                let memory = driver.host_alloc(bytes).inspect_err(|_| budget.give_back(bytes));
-                Some(Store { memory: memory.map_err(|error| (error.into(), None))?, bytes })
-            }
-            Backup::Pinned | Backup::Discard => None,
-        };
-        let stream = self.shared.streams.get(lane).id();
-        let own = store.map(|store| store.memory);
-        let queued = spans.iter().try_for_each(|span| match span.retained_in.or(own) {
-            Some(memory) => driver.copy_out(stream, memory, span.place, span.addr, span.bytes),
-            None => Ok(()),
-        });
-        match queued.and_then(|()| self.wait_for(lane)) {
-            Ok(()) => Ok(store),
-            Err(error) => Err((error.into(), store)),
-        }
-    }
-
-    /// Copies everything back, and waits for the copies.
-    fn copy_in(&self, lane: StreamIndex, to_wake: &ToWake) -> Result<(), DriverError> {
-        let stream = self.shared.streams.get(lane).id();
-        for (memory, span) in &to_wake.copies {
-            self.shared.streams.driver.copy_in(stream, span.addr, *memory, span.place, span.bytes)?;
-        }
-        self.wait_for(lane)
-    }
-
-    /// Blocks the host until `lane` has done what is queued on it.
-    fn wait_for(&self, lane: StreamIndex) -> Result<(), DriverError> {
-        self.shared.streams.progress(Some(lane)).wait_for_own()
     }
 }
 

@@ -39,7 +39,7 @@ mod trim;
 pub use again::Wanted;
 pub use pinned::PinnedChunk;
 pub use ranges::GrowableRange;
-pub use sleep::{Excluded, FellAsleep, LeftAwake, Span, Store, ToWake};
+pub use sleep::{Excluded, FellAsleep, LeftAwake, Marked, Span, ToWake};
 pub use teardown::Users;
 pub use trim::Trimmed;
 

@@ -195,13 +195,36 @@ impl<'a, D: Driver> Progress<'a, D> {
     /// # Errors
     /// The driver's; then work may still be under way.
     pub fn wait_for_own(&self) -> Result<(), DriverError> {
-        let own = self.given.expect("the caller names the stream");
-        let open = self.streams.get(own).clock.lock().open();
-        if self.wait_until_passed(own, open)? {
+        let open = self.streams.get(self.own()).clock.lock().open();
+        self.wait_for_mark(open)
+    }
+
+    /// Marks what is queued on the given stream, which the allocator has made, by an event. Returns what
+    /// [`wait_for_mark`](Self::wait_for_mark) takes.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn mark_own(&self) -> Result<u64, DriverError> {
+        let open = self.streams.get(self.own()).clock.lock().open();
+        // Where no event can be recorded, the wait is for what is queued by then.
+        self.has_passed(self.own(), open)?;
+        Ok(open)
+    }
+
+    /// Blocks the host until the given stream, which the allocator has made, has done what was queued on it at a mark.
+    ///
+    /// # Errors
+    /// The driver's; then work may still be under way.
+    pub fn wait_for_mark(&self, mark: u64) -> Result<(), DriverError> {
+        if self.wait_until_passed(self.own(), mark)? {
             return Ok(());
         }
         let text = "the allocator's own stream cannot be waited for";
         Err(DriverError::new(DriverCall::EventSynchronize, DriverErrorKind::Other, text))
+    }
+
+    fn own(&self) -> StreamIndex {
+        self.given.expect("the caller names the stream")
     }
 
     /// Makes the device run later work of `waiter` behind `epoch` of `stream`. Returns false when that is impossible. The host

@@ -286,6 +286,20 @@ impl MemoryDriver for CudaDriver {
         read(unsafe { std::slice::from_raw_parts(start, bytes) });
         Ok(())
     }
+
+    fn host_write(
+        &self,
+        memory: HostMemory,
+        offset: u64,
+        bytes: u64,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> DriverResult<()> {
+        let call = DriverCall::HostAlloc;
+        let (start, bytes) = (size(call, memory.0 + offset)? as *mut u8, size(call, bytes)?);
+        // SAFETY: a range of memory of `host_alloc`, which is neither freed nor used by a copy meanwhile (the trait's contract).
+        write(unsafe { std::slice::from_raw_parts_mut(start, bytes) });
+        Ok(())
+    }
 }
 
 /// Bytes of addresses that the drivers of this process have reserved.

@@ -107,6 +107,16 @@ pub(super) unsafe fn slice<'a>(addr: u64, len: u64) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(pointer(addr), len) }
 }
 
+/// The bytes of a range, to be changed.
+///
+/// # Safety
+/// `[addr, addr + len)` is mapped readable and writable, and reached by nothing else, for as long as the value is used.
+pub(super) unsafe fn slice_mut<'a>(addr: u64, len: u64) -> &'a mut [u8] {
+    let len = usize::try_from(len).expect("a mapped range is one of this process");
+    // SAFETY: the function's contract; bytes need no alignment.
+    unsafe { std::slice::from_raw_parts_mut(pointer(addr), len) }
+}
+
 /// An address as a pointer to memory that Rust's own objects never lie in.
 fn pointer<T>(addr: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(usize::try_from(addr).expect("a mapped address is one of this process"))

@@ -440,6 +440,29 @@ impl MemoryDriver for HostDriver {
         read(unsafe { bytes::slice(start + offset, bytes) });
         Ok(())
     }
+
+    fn host_write(
+        &self,
+        memory: HostMemory,
+        offset: u64,
+        bytes: u64,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> DriverResult<()> {
+        const CALL: DriverCall = DriverCall::HostAlloc;
+        let start = {
+            let mut books = self.books.lock();
+            let is_used = books.in_flight.values().any(|work| work.task.uses(memory));
+            let answer = match is_used {
+                true => Err(Refusal::Misuse(format!("{memory:?} is written to while a copy is in flight"))),
+                false => books.ledger.check_host(memory, offset, bytes),
+            };
+            books.enforce(CALL, answer)?
+        };
+        // SAFETY: the range is within memory of the host, which is neither freed nor used by a copy meanwhile (the trait's
+        // contract).
+        write(unsafe { bytes::slice_mut(start + offset, bytes) });
+        Ok(())
+    }
 }
 
 fn no_stream(call: DriverCall, stream: StreamId) -> DriverError {

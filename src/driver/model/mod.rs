@@ -168,6 +168,13 @@ impl ModelDriver {
         Self::queue(self.call(DriverCall::Work, 0.0), DriverCall::Work, stream, touched)
     }
 
+    /// The answer to who wants to see a range of memory of the host.
+    fn no_bytes(&self, memory: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        const CALL: DriverCall = DriverCall::HostAlloc;
+        enforce(CALL, self.state.lock().ledger.check_host(memory, offset, bytes))?;
+        Err(DriverError::new(CALL, DriverErrorKind::NotSupported, "a model has no bytes"))
+    }
+
     /// A copy between memory of the host and of the device.
     fn copy_beside(
         &self,
@@ -300,9 +307,21 @@ impl MemoryDriver for ModelDriver {
     }
 
     fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, _: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
-        const CALL: DriverCall = DriverCall::HostAlloc;
-        enforce(CALL, self.state.lock().ledger.check_host(memory, offset, bytes))?;
-        Err(DriverError::new(CALL, DriverErrorKind::NotSupported, "a model has no bytes"))
+        self.no_bytes(memory, offset, bytes)
+    }
+
+    fn host_write(
+        &self,
+        memory: HostMemory,
+        offset: u64,
+        bytes: u64,
+        _: &mut dyn FnMut(&mut [u8]),
+    ) -> DriverResult<()> {
+        self.no_bytes(memory, offset, bytes)
+    }
+
+    fn host_memory_has_bytes(&self) -> bool {
+        false
     }
 }
 

@@ -181,6 +181,24 @@ pub fn copies_go_to_the_host_and_back<D: Subject>(driver: &D) {
         Ok(()) => assert_eq!(seen, Some(expected)),
         Err(error) => assert_eq!((error.kind, seen), (DriverErrorKind::NotSupported, None)),
     }
+    let pattern = |bytes: &mut [u8]| (0..).zip(bytes).for_each(|(offset, byte)| *byte = pattern_byte(9, offset));
+    let mut written = 0;
+    let shown = driver.host_write(memory, 100 + 3, 500, &mut |bytes| {
+        written = bytes.len();
+        pattern(bytes);
+    });
+    assert_eq!(driver.host_memory_has_bytes(), D::HAS_BYTES);
+    assert_eq!((shown.is_ok(), written), if D::HAS_BYTES { (true, 500) } else { (false, 0) });
+    if D::HAS_BYTES {
+        driver.copy_in(lane, mapped.addr, memory, 103, 500).unwrap();
+        driver.verify(lane, mapped.addr, 500, 9).unwrap();
+        // What is beside them is as it was.
+        driver.fill(lane, mapped.addr, page, 7).unwrap();
+        driver.copy_out(lane, memory, 103, mapped.addr.offset(3), 500).unwrap();
+        driver.copy_in(lane, mapped.addr.offset(page), memory, 100, page).unwrap();
+        driver.verify(lane, mapped.addr.offset(page), page, 7).unwrap();
+        driver.synchronize(lane).unwrap();
+    }
     driver.host_free(memory).unwrap();
     driver.destroy_copy_stream(lane).unwrap();
     mapped.unmap_all();

@@ -7,8 +7,20 @@ use gapless_capi::{
 };
 use std::ffi::{CStr, CString};
 
-const KEYS: [&str; 11] =
-    ["budget", "slack", "chunk", "region", "host", "ipc", "sharing", "peers", "log", "record", "report_on_failure"];
+const KEYS: [&str; 12] = [
+    "budget",
+    "slack",
+    "chunk",
+    "region",
+    "host",
+    "backups",
+    "ipc",
+    "sharing",
+    "peers",
+    "log",
+    "record",
+    "report_on_failure",
+];
 
 /// PyTorch's keys that have an effect here.
 const PYTORCH_KEYS: [&str; 1] = ["per_process_memory_fraction"];
@@ -59,7 +71,7 @@ fn check_ranges(conf: &Conf) {
     if let Peers::Listed(listed) = &conf.peers {
         assert!(!listed.is_empty() && listed.is_sorted_by(|one, next| one < next), "{listed:?}");
     }
-    assert!(conf.record.as_ref().is_none_or(|path| !path.as_os_str().is_empty()));
+    assert!([&conf.record, &conf.backups].into_iter().flatten().all(|path| !path.as_os_str().is_empty()));
     for warning in &conf.warnings {
         let key = warning.split_once(" is PyTorch's own").map_or("", |(key, _)| key);
         assert!(!key.is_empty() && !KEYS.contains(&key) && !PYTORCH_KEYS.contains(&key), "{warning}");
@@ -92,6 +104,7 @@ fn write(conf: &Conf) -> String {
         chunk,
         region_bytes,
         host_bytes,
+        backups,
         peers,
         log,
         record,
@@ -124,6 +137,7 @@ fn write(conf: &Conf) -> String {
     }
     parts.extend(log.then(|| "log:on".into()));
     parts.extend(report_on_failure.then(|| "report_on_failure:on".into()));
+    parts.extend(backups.as_ref().map(|path| format!("backups:{}", path.display())));
     parts.extend(record.as_ref().map(|path| format!("record:{}", path.display())));
     parts.join(",")
 }

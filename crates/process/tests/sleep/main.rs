@@ -2,6 +2,7 @@
 
 mod backups;
 mod beside;
+mod files;
 mod refused;
 #[path = "../../../../tests/simulated/mod.rs"]
 mod simulated;

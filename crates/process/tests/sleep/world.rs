@@ -11,11 +11,21 @@ use std::sync::{Arc, Mutex};
 
 /// Refuses calls of some kinds, after as many of them as were let through, until it is told to stop; and one call once.
 #[derive(Default)]
-pub struct Refusals(pub Mutex<Vec<(DriverCall, u32, DriverErrorKind)>>, pub Mutex<Option<(DriverCall, u32)>>);
+pub struct Refusals(
+    pub Mutex<Vec<(DriverCall, u32, DriverErrorKind)>>,
+    pub Mutex<Option<Act>>,
+    pub Mutex<Option<(DriverCall, u32)>>,
+);
+
+/// What happens before each call.
+pub type Act = Box<dyn FnMut(DriverCall) + Send>;
 
 impl Hook for Refusals {
     fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T> {
-        let mut once = self.1.lock().unwrap();
+        if let Some(act) = &mut *self.1.lock().unwrap() {
+            act(call);
+        }
+        let mut once = self.2.lock().unwrap();
         if let Some((_, passing)) = once.as_mut().filter(|(refused, _)| *refused == call) {
             if *passing == 0 {
                 *once = None;
@@ -65,7 +75,15 @@ impl World {
 
     /// Refuses one call, after as many of its kind, while something is done.
     pub fn refusing_one<T>(&self, call: (DriverCall, u32), act: impl FnOnce() -> T) -> T {
-        *self.driver.hook().1.lock().unwrap() = Some(call);
+        *self.driver.hook().2.lock().unwrap() = Some(call);
+        let outcome = act();
+        *self.driver.hook().2.lock().unwrap() = None;
+        outcome
+    }
+
+    /// Has something happen before each driver call, while something is done.
+    pub fn meanwhile<T>(&self, happens: impl FnMut(DriverCall) + Send + 'static, act: impl FnOnce() -> T) -> T {
+        *self.driver.hook().1.lock().unwrap() = Some(Box::new(happens));
         let outcome = act();
         *self.driver.hook().1.lock().unwrap() = None;
         outcome

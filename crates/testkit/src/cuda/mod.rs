@@ -364,6 +364,20 @@ impl MemoryDriver for Cuda {
     fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
         self.driver.host_read(memory, offset, bytes, read)
     }
+
+    fn host_write(
+        &self,
+        memory: HostMemory,
+        offset: u64,
+        bytes: u64,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> DriverResult<()> {
+        self.driver.host_write(memory, offset, bytes, write)
+    }
+
+    fn host_memory_has_bytes(&self) -> bool {
+        self.driver.host_memory_has_bytes()
+    }
 }
 
 impl StreamDriver for Cuda {

@@ -280,9 +280,9 @@ impl<D: Device> Runner<D> {
                 }
                 self.instance_mut().oracle.budget = bytes;
             }
-            Op::Sleep { discard } => self.sleep(discard),
+            Op::Sleep { backup } => self.sleep(backup),
             Op::Wake { retain } => self.wake(retain),
-            Op::SleepInPart { discard, unmaps } => self.sleep_in_part(discard, unmaps),
+            Op::SleepInPart { backup, unmaps } => self.sleep_in_part(backup, unmaps),
             Op::WakeInPart { copies } => self.wake_in_part(copies),
             Op::External { pages } => {
                 let bytes = u64::from(pages) % self.world.pages * self.world.page_bytes;

@@ -13,13 +13,12 @@ use std::time::Duration;
 
 impl<D: Device> Runner<D> {
     /// Puts everything to sleep. What nobody has pinned gives its memory back.
-    pub(crate) fn sleep(&mut self, discard: bool) {
+    pub(crate) fn sleep(&mut self, backup: Backup) {
         let live: Vec<Block> = self.instance().oracle.live.values().cloned().collect();
         if !live.iter().all(|block| self.wait_for_foreign_uses(block)) {
             return;
         }
-        let (backup, reserved) =
-            (if discard { Backup::Discard } else { Backup::Pinned }, self.allocator().reserved_bytes());
+        let (discard, reserved) = (backup == Backup::Discard, self.allocator().reserved_bytes());
         let had_memory = self.with_memory(&live);
         let was_asleep = self.allocator().stats().asleep_bytes;
         let left = self.write_free_memory();
@@ -27,7 +26,7 @@ impl<D: Device> Runner<D> {
             Ok(slept) => slept,
             Err(error) => {
                 if self.excuse_sleep(&error) {
-                    self.sleep(discard);
+                    self.sleep(backup);
                 }
                 return;
             }
@@ -68,12 +67,12 @@ impl<D: Device> Runner<D> {
     }
 
     /// Begins to put everything to sleep, and does not finish it: everything is as before.
-    pub(crate) fn sleep_in_part(&mut self, discard: bool, unmaps: bool) {
+    pub(crate) fn sleep_in_part(&mut self, backup: Backup, unmaps: bool) {
+        let discard = backup == Backup::Discard;
         let live: Vec<Block> = self.instance().oracle.live.values().cloned().collect();
         if !live.iter().all(|block| self.wait_for_foreign_uses(block)) {
             return;
         }
-        let backup = if discard { Backup::Discard } else { Backup::Pinned };
         let had_memory = self.with_memory(&live);
         let before = self.allocator().stats();
         let left = self.write_free_memory();
@@ -94,7 +93,7 @@ impl<D: Device> Runner<D> {
         }
         if let Err(error) = begun {
             if self.excuse_sleep(&error) {
-                self.sleep_in_part(discard, unmaps);
+                self.sleep_in_part(backup, unmaps);
             }
             return;
         }
@@ -185,7 +184,7 @@ impl<D: Device> Runner<D> {
                 block.backup.map(|seed| sample.all(|(offset, byte)| *byte == pattern_byte(seed, offset)))
             };
             match self.allocator().backup_at(block.addr, block.bytes, is_right) {
-                Ok(None | Some(None)) | Err(AllocError::BackupInParts { .. }) => {}
+                Ok(None | Some(None)) | Err(AllocError::BackupInParts { .. } | AllocError::BackupInFile { .. }) => {}
                 Ok(Some(Some(right))) => {
                     assert!(right || is_pool, "invariant 12: the backup of {block:?}");
                     shown_bytes += block.bytes;

@@ -20,7 +20,9 @@ impl<D: Device> Shared<'_, D> {
                 Err(error) => self.expect_injected(&error),
             }
         } else if self.gate.close() {
-            if let Err(error) = self.allocator.sleep(Backup::Pinned) {
+            let turn = self.progress.slept.load(Ordering::Relaxed);
+            let backup = if turn.is_multiple_of(2) { Backup::Pinned } else { Backup::Pageable };
+            if let Err(error) = self.allocator.sleep(backup) {
                 self.expect_injected(&error);
             }
             let is_asleep = self.allocator.stats().asleep_bytes > 0;

@@ -298,6 +298,20 @@ impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
         self.inner.host_read(memory, offset, bytes, read)
     }
+
+    fn host_write(
+        &self,
+        memory: HostMemory,
+        offset: u64,
+        bytes: u64,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> DriverResult<()> {
+        self.inner.host_write(memory, offset, bytes, write)
+    }
+
+    fn host_memory_has_bytes(&self) -> bool {
+        self.inner.host_memory_has_bytes()
+    }
 }
 
 impl<D: StreamDriver> StreamDriver for Witness<D> {

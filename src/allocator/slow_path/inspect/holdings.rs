@@ -48,6 +48,8 @@ pub struct Holdings {
     pub asleep_bytes: u64,
     /// Bytes of the host's memory with what is asleep.
     pub backup_bytes: u64,
+    /// Bytes of files with what is asleep.
+    pub file_bytes: u64,
 }
 
 impl Holdings {
@@ -76,6 +78,7 @@ impl Holdings {
             metadata_bytes: mapper.metadata_bytes(),
             asleep_bytes: mapper.asleep().pages().bytes(page_bytes),
             backup_bytes: mapper.asleep().backup_bytes(),
+            file_bytes: mapper.asleep().file_bytes(),
         }
     }
 

@@ -43,12 +43,9 @@ impl Door {
 
     /// What is asleep. Waits for nobody in the slow path.
     pub fn asleep<D: Driver>(&self, shared: &Shared<D>) -> Asleep {
-        let (asleep_bytes, backup_bytes) = {
-            let holdings = self.holdings.lock();
-            (holdings.asleep_bytes, holdings.backup_bytes)
-        };
+        let Holdings { asleep_bytes, backup_bytes, file_bytes, .. } = *self.holdings.lock();
         let live_bytes = shared.streams.iter().map(|stream| stream.lock().asleep_bytes()).sum();
-        Asleep { asleep_bytes, live_bytes, backup_bytes }
+        Asleep { asleep_bytes, live_bytes, backup_bytes, file_bytes }
     }
 
     /// Resets the peaks to current values.

@@ -1,21 +1,22 @@
-//! The bytes of what sleeps, in memory of the host; and backups that are retained once their blocks have woken.
+//! The bytes of what sleeps, in stores; and backups that are retained once their blocks have woken.
 //!
-//! A batch has memory of its own for its backup. If it is retained, that memory stays when the batch wakes, and each part of a
-//! block that has bytes in it is on record, until the block is freed, or sleeps again: with a backup, that is copied to the same
-//! place, so that the host's addresses of the bytes are the same again. Unless most of the memory was of blocks that are no more:
-//! then what sleeps gets other memory, and so what is retained is at most twice as large as the blocks that it is of, apart from
-//! blocks that stayed awake since.
+//! A batch has a store of its own for its backup. If it is retained, the store stays when the batch wakes, and each part of a
+//! block that has bytes in it is on record, until the block is freed, or sleeps again: with a backup of the same kind, that is copied
+//! to the same place, so that the host's addresses of the bytes are the same again. Unless most of the store was of blocks that are
+//! no more: then what sleeps gets another one, and so what is retained is at most twice as large as the blocks that it is of, apart
+//! from blocks that stayed awake since. Files are not retained.
 //!
 //! - B1  of the blocks on record, those that have not been freed, and no others, have a mark. So a free does not look here: what it
 //!   leaves on record is dropped later, and counts for nothing until then.
-//! - B2  no two parts have bytes at one place, and each has its bytes in memory that is there.
-//! - B3  memory that was retained has bytes of a part that is on record, or asleep.
+//! - B2  no two parts have bytes at one place, and each has its bytes in a store that is there.
+//! - B3  a store that was retained has bytes of a part that is on record, or asleep.
 
 use super::super::super::error::AllocError;
+use super::super::super::stores::{Backup, Store, StoreId};
 use super::super::super::streams::directory::Owner;
 use super::super::SlowPath;
-use super::{Batch, Phase, Sleeper, Span, Store};
-use crate::driver::{Driver, HostMemory, MemoryDriver};
+use super::{Batch, Phase, Sleeper, Span};
+use crate::driver::Driver;
 use crate::units::DeviceAddr;
 use std::collections::{HashMap, HashSet};
 
@@ -24,28 +25,29 @@ use std::collections::{HashMap, HashSet};
 pub struct Retained {
     /// What has bytes in them.
     pub parts: Vec<Sleeper>,
-    /// The memory that they are in, also with bytes of what sleeps again.
+    /// The stores that they are in, also with bytes of what sleeps again.
     pub stores: Vec<Store>,
 }
 
 impl Retained {
-    /// The parts to whose places in the memory other bytes of the same blocks may be copied: those in memory that is half full.
-    fn reusable(&self) -> HashMap<(Owner, u64, u64), Sleeper> {
-        let mut used: HashMap<HostMemory, u64> = HashMap::new();
+    /// The parts to whose places other bytes of the same blocks may be copied: those in stores of a kind that are half full.
+    fn reusable(&self, kind: Backup) -> HashMap<(Owner, u64, u64), Sleeper> {
+        let mut used: HashMap<StoreId, u64> = HashMap::new();
         for part in &self.parts {
-            *used.entry(part.memory()).or_default() += part.bytes;
+            *used.entry(part.store()).or_default() += part.bytes;
         }
-        let half_full = self.stores.iter().filter(|store| 2 * used.get(&store.memory).unwrap_or(&0) >= store.bytes);
-        let half_full: HashSet<HostMemory> = half_full.map(|store| store.memory).collect();
-        let reusable = self.parts.iter().filter(|part| half_full.contains(&part.memory()));
+        let half_full = self.stores.iter().filter(|store| 2 * used.get(&store.id).unwrap_or(&0) >= store.bytes);
+        let half_full: HashSet<StoreId> =
+            half_full.filter(|store| store.kind() == kind).map(|store| store.id).collect();
+        let reusable = self.parts.iter().filter(|part| half_full.contains(&part.store()));
         reusable.map(|part| ((part.owner, part.block, part.offset), *part)).collect()
     }
 }
 
 impl Sleeper {
-    /// The memory that a part on record has its bytes in.
-    fn memory(&self) -> HostMemory {
-        self.retained_in.expect("what is on record has its bytes in memory")
+    /// The store that a part on record has its bytes in.
+    fn store(&self) -> StoreId {
+        self.retained_in.expect("what is on record has its bytes in a store")
     }
 }
 
@@ -55,37 +57,39 @@ impl<D: Driver> SlowPath<'_, D> {
     ///
     /// # Errors
     /// [`AllocError::BackupInParts`].
-    pub fn place_in_backup(&self, addr: DeviceAddr, bytes: u64) -> Result<Option<(HostMemory, u64)>, AllocError> {
+    pub fn place_in_backup(&self, addr: DeviceAddr, bytes: u64) -> Result<Option<(Store, u64)>, AllocError> {
         let range = addr.0..addr.0.saturating_add(bytes.max(1));
         let touches =
             |start: DeviceAddr, bytes: u64| start.0 < range.end && range.start < start.0.saturating_add(bytes);
-        let mut found: Vec<(HostMemory, (Owner, Span))> = Vec::new();
+        let mut found: Vec<(StoreId, (Owner, Span))> = Vec::new();
         for batch in self.mapper.asleep().batches().iter().filter(|batch| batch.phase != Phase::Falling) {
             let is_asleep = |part: &Sleeper| self.with_state(part, |state| state.is_asleep(part.at()));
             if batch.blocks.iter().any(|part| touches(part.addr, part.bytes) && is_asleep(part)) {
                 let spans = self.spans_with_owners(batch).filter(|(_, span)| touches(span.addr, span.bytes));
-                found.extend(spans.filter_map(|span| Some((batch.memory_of(&span.1)?, span))));
+                found.extend(spans.filter_map(|span| Some((batch.store_of(&span.1)?, span))));
             }
         }
         let retained = self.mapper.asleep().retained.parts.iter().filter(|part| touches(part.addr, part.bytes));
         let retained = retained.filter(|part| self.with_state(part, |state| state.has_backup(part.at())));
-        found.extend(retained.map(|part| (part.memory(), part.span())));
-        let Some((memory, _)) = found.first().copied() else { return Ok(None) };
+        found.extend(retained.map(|part| (part.store(), part.span())));
+        let Some((store, _)) = found.first().copied() else { return Ok(None) };
         let mut of_one: Vec<(Owner, Span)> =
-            found.into_iter().filter(|(other, _)| *other == memory).map(|(_, span)| span).collect();
+            found.into_iter().filter(|(other, _)| *other == store).map(|(_, span)| span).collect();
         of_one.sort_unstable_by_key(|(_, span)| span.addr);
         let span = Span::joined(of_one.into_iter())[0];
         if range.start < span.addr.0 || span.addr.0 + span.bytes < range.end {
             return Err(AllocError::BackupInParts { addr, bytes });
         }
-        Ok(Some((memory, span.place + (addr.0 - span.addr.0))))
+        let store = self.mapper.asleep().stores().find(|other| other.id == store).expect("the store is there");
+        Ok(Some((store.clone(), span.place + (addr.0 - span.addr.0))))
     }
 
-    /// Has what falls asleep replace its retained backup, if it has one: `keeps` says whether its bytes go to the same place.
-    pub fn replace_retained(&mut self, batch: &mut Batch, keeps: bool) {
+    /// Has what falls asleep replace its retained backup, if it has one: its bytes go to the same place, if it gets a backup of the
+    /// same kind.
+    pub fn replace_retained(&mut self, batch: &mut Batch, backup: Backup) {
         self.drop_unused_backups();
         let retained = &mut self.mapper.asleep_mut().retained;
-        let reusable = if keeps { retained.reusable() } else { HashMap::new() };
+        let reusable = retained.reusable(backup);
         let falling: HashSet<(Owner, u64)> = batch.blocks.iter().map(|part| (part.owner, part.block)).collect();
         retained.parts.retain(|part| !falling.contains(&(part.owner, part.block)));
         let mut end = 0;
@@ -106,7 +110,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Puts the parts of a batch that wakes on record, with their backup. A chunk that sleeps whole has none for each of its
     /// blocks.
     pub fn retain_backup(&mut self, batch: &Batch) {
-        let own = batch.backup.map(|store| store.memory);
+        let own = batch.backup.as_ref().filter(|store| store.kind() != Backup::File).map(|store| store.id);
         for part in &batch.blocks {
             let part = Sleeper { retained_in: part.retained_in.or(own), ..*part };
             let is_kept = part.retained_in.is_some() && batch.chunks.is_empty();
@@ -116,26 +120,25 @@ impl<D: Driver> SlowPath<'_, D> {
         }
     }
 
-    /// Takes over the memory of a batch that ends. What of it is not retained goes with
+    /// Takes over the store of a batch that ends. What of it is not retained goes with
     /// [`drop_unused_backups`](Self::drop_unused_backups).
     pub fn take_over_backup(&mut self, batch: &mut Batch) {
         self.mapper.asleep_mut().retained.stores.extend(batch.backup.take());
     }
 
-    /// Gives the memory of retained backups back that has no bytes of live blocks any more. What the driver refuses to take is kept
+    /// Gives the stores of retained backups back that have no bytes of live blocks any more. What the driver refuses to take is kept
     /// for the end.
     pub fn drop_unused_backups(&mut self) {
         let mut retained = std::mem::take(&mut self.mapper.asleep_mut().retained);
         retained.parts.retain(|part| self.with_state(part, |state| state.has_backup(part.at())));
         let asleep = self.mapper.asleep().batches().iter().flat_map(|batch| &batch.blocks);
-        let used: HashSet<HostMemory> = asleep.chain(&retained.parts).filter_map(|part| part.retained_in).collect();
-        let (used, unused): (Vec<_>, Vec<_>) =
-            retained.stores.into_iter().partition(|store| used.contains(&store.memory));
+        let used: HashSet<StoreId> = asleep.chain(&retained.parts).filter_map(|part| part.retained_in).collect();
+        let (used, unused): (Vec<_>, Vec<_>) = retained.stores.into_iter().partition(|store| used.contains(&store.id));
         retained.stores = used;
         self.mapper.asleep_mut().retained = retained;
         for store in unused {
-            match self.driver().host_free(store.memory) {
-                Ok(()) => self.shared.host_budget.give_back(store.bytes),
+            match self.free_store(&store) {
+                Ok(()) => self.shared.host_budget.give_back(store.memory_bytes()),
                 Err(_) => self.mapper.asleep_mut().leave_over(store),
             }
         }

@@ -1,10 +1,10 @@
 //! The check of what is asleep.
 
+use super::super::super::stores::{Store, StoreId};
 use super::super::super::streams::extras::BlockAt;
 use super::super::super::streams::state::StreamState;
 use super::whole::WholeChunk;
-use super::{Batch, Batches, Phase, Place, Sleeper, Store};
-use crate::driver::HostMemory;
+use super::{Batch, Batches, Phase, Place, Sleeper};
 use crate::heap::BlockState;
 use crate::pages::{PageIndex, PageRange};
 use crate::physical::ViewAt;
@@ -105,12 +105,10 @@ impl Batches {
 
     /// Asserts A3, B2 and B3.
     fn check_places(&self, segments: &[Segment]) {
-        let own = self.batches.iter().filter_map(|batch| batch.backup);
-        let sizes: HashMap<HostMemory, u64> =
-            own.chain(self.retained.stores.iter().copied()).map(|store| (store.memory, store.bytes)).collect();
-        let mut places: Vec<(HostMemory, u64, u64)> = Vec::new();
+        let sizes: HashMap<StoreId, u64> = self.stores().map(|store| (store.id, store.bytes)).collect();
+        let mut places: Vec<(StoreId, u64, u64)> = Vec::new();
         for batch in &self.batches {
-            let own = batch.backup.map(|store| store.memory);
+            let own = batch.backup.as_ref().map(|store| store.id);
             let of_chunk = |chunk: &WholeChunk| {
                 let run = chunk.active();
                 Some((own?, chunk.place, run.pages.len().bytes(segments[run.segment].page_bytes)))
@@ -121,24 +119,24 @@ impl Batches {
                 false => places.extend(batch.chunks.iter().filter_map(of_chunk)),
             }
         }
-        let of_part = |part: &Sleeper| (part.retained_in.expect("memory of what is on record"), part.place, part.bytes);
+        let of_part =
+            |part: &Sleeper| (part.retained_in.expect("the store of what is on record"), part.place, part.bytes);
         places.extend(self.retained.parts.iter().map(of_part));
         places.sort_unstable();
         let mut last = None;
-        for (memory, place, bytes) in places {
-            let end = last.filter(|(before, _)| *before == memory).map_or(0, |(_, end)| end);
+        for (store, place, bytes) in places {
+            let end = last.filter(|(before, _)| *before == store).map_or(0, |(_, end)| end);
             assert!(place >= end, "invariant 12: two parts have one place in a backup");
             assert!(
-                Some(place + bytes) <= sizes.get(&memory).copied(),
+                Some(place + bytes) <= sizes.get(&store).copied(),
                 "invariant 12: bytes without a place in a backup"
             );
-            last = Some((memory, place + bytes));
+            last = Some((store, place + bytes));
         }
         let asleep = self.batches.iter().flat_map(|batch| &batch.blocks);
-        let used: HashSet<HostMemory> =
-            asleep.chain(&self.retained.parts).filter_map(|part| part.retained_in).collect();
-        let is_used = |store: &Store| used.contains(&store.memory);
-        assert!(self.retained.stores.iter().all(is_used), "invariant 12: memory is retained for nothing");
+        let used: HashSet<StoreId> = asleep.chain(&self.retained.parts).filter_map(|part| part.retained_in).collect();
+        let is_used = |store: &Store| used.contains(&store.id);
+        assert!(self.retained.stores.iter().all(is_used), "invariant 12: a store is retained for nothing");
     }
 }
 
@@ -219,7 +217,7 @@ mod tests {
             ("invariant 12: bytes without a place", |allocator| {
                 with_retained(allocator, |retained| retained.stores[0].bytes -= 1);
             }),
-            ("invariant 12: memory is retained for nothing", |allocator| {
+            ("invariant 12: a store is retained for nothing", |allocator| {
                 with_retained(allocator, |retained| retained.parts.clear());
             }),
             ("invariant 12: the retained backup of", |allocator| {

@@ -5,6 +5,7 @@
 //! before. So each chunk counts as it is when it is looked at, and a block over several of them is marked part by part.
 
 use super::super::super::error::AllocError;
+use super::super::super::stores::{Backup, Store, StoreId};
 use super::super::super::streams::directory::Owner;
 use super::super::super::streams::region::Region;
 use super::super::super::streams::state::StreamState;
@@ -38,8 +39,10 @@ pub struct LeftAwake {
 pub struct Marked {
     /// Bytes of live blocks, rounding included.
     pub live_bytes: u64,
-    /// What a backup has to have. Some of it goes to backups that were retained.
+    /// What a backup has to have. Some of it goes to stores that were retained.
     pub spans: Vec<Span>,
+    /// These stores.
+    pub retained: Vec<Store>,
 }
 
 /// Most chunks whose blocks are marked while their stream's state is locked,
@@ -66,15 +69,14 @@ struct Candidates {
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Marks everything that can sleep, as a batch that falls asleep, and orders `lane` behind all that uses it. Returns what
-    /// stays awake, and what is live in the batch; `None` where nothing can sleep. `keeps_bytes` says that there is to be a
-    /// backup.
+    /// stays awake, and what is live in the batch; `None` where nothing can sleep.
     ///
     /// # Errors
     /// [`AllocError::CannotWait`] during a capture. Nothing is marked.
     pub fn fall_asleep(
         &mut self,
         lane: StreamIndex,
-        keeps_bytes: bool,
+        backup: Backup,
         excluded: &Excluded,
     ) -> Result<(LeftAwake, Option<Marked>), AllocError> {
         self.expect_no_capture()?;
@@ -98,12 +100,15 @@ impl<D: Driver> SlowPath<'_, D> {
         if batch.runs.is_empty() {
             return Ok((left, None));
         }
-        self.replace_retained(&mut batch, keeps_bytes);
+        self.replace_retained(&mut batch, backup);
         let spans = match self.sleeps_whole() {
             true => self.spans_of_chunks(&batch.runs),
             false => Span::joined(batch.blocks.iter().map(Sleeper::span)),
         };
-        let marked = Marked { live_bytes: batch.blocks.iter().map(|block| block.bytes).sum(), spans };
+        let live_bytes = batch.blocks.iter().map(|block| block.bytes).sum();
+        let retained: HashSet<StoreId> = batch.blocks.iter().filter_map(|block| block.retained_in).collect();
+        let retained = self.mapper.asleep().stores().filter(|store| retained.contains(&store.id)).cloned().collect();
+        let marked = Marked { live_bytes, spans, retained };
         self.mapper.asleep_mut().batches_mut().push(batch);
         self.drop_unused_backups();
         // Behind what was queued before a block was marked, by whoever had it pinned until then for example.

@@ -41,15 +41,16 @@ mod unmap;
 mod wake;
 mod whole;
 
-pub use mark::{Excluded, LeftAwake};
+pub use mark::{Excluded, LeftAwake, Marked};
 pub use unmap::FellAsleep;
 pub use wake::ToWake;
 
 use super::super::error::AllocError;
+use super::super::stores::{Medium, Store, StoreId};
 use super::super::streams::directory::Owner;
 use super::super::streams::extras::BlockAt;
 use super::SlowPath;
-use crate::driver::{Driver, DriverResult, HostMemory, MemoryDriver, StreamDriver};
+use crate::driver::{Driver, DriverResult, MemoryDriver, StreamDriver};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::ViewState;
@@ -67,7 +68,7 @@ pub struct Batches {
     retained: Retained,
     /// The stream for copies, from the first sleep on.
     lane: Option<StreamId>,
-    /// Memory of the host that the driver refused to take back.
+    /// Stores whose memory the driver refused to take back.
     left_over: Vec<Store>,
 }
 
@@ -95,15 +96,6 @@ pub struct Unmapped {
     pub chunk: ChunkId,
     /// Where it is to be mapped again, the active view first: the only one, unless it sleeps whole.
     pub places: Vec<Place>,
-}
-
-/// Memory of the host with bytes of what sleeps.
-#[derive(Clone, Copy, Debug)]
-pub struct Store {
-    /// The memory.
-    pub memory: HostMemory,
-    /// Its bytes.
-    pub bytes: u64,
 }
 
 /// How far a batch is.
@@ -150,8 +142,8 @@ pub struct Span {
     pub bytes: u64,
     /// The place of the first byte.
     pub place: u64,
-    /// The memory that the place is in, where that is not the backup of the batch.
-    pub retained_in: Option<HostMemory>,
+    /// The store that the place is in, where that is not the backup of the batch.
+    pub retained_in: Option<StoreId>,
 }
 
 /// A part of a block that is asleep: all of it, unless a chunk under it stayed awake.
@@ -169,8 +161,8 @@ pub struct Sleeper {
     pub bytes: u64,
     /// The place of its bytes in the backup, unless chunks sleep whole.
     pub place: u64,
-    /// The memory that the place is in, where that is not the backup of the batch.
-    pub retained_in: Option<HostMemory>,
+    /// The store that the place is in, where that is not the backup of the batch.
+    pub retained_in: Option<StoreId>,
 }
 
 impl Run {
@@ -198,9 +190,9 @@ impl Batch {
         self.runs.iter().copied().chain(self.chunks.iter().flat_map(|chunk| chunk.stale()).map(|place| place.run))
     }
 
-    /// The memory with the bytes of a span, if they are not discarded.
-    pub fn memory_of(&self, span: &Span) -> Option<HostMemory> {
-        span.retained_in.or(self.backup.map(|store| store.memory))
+    /// The store with the bytes of a span, if they are not discarded.
+    pub fn store_of(&self, span: &Span) -> Option<StoreId> {
+        span.retained_in.or(self.backup.as_ref().map(|store| store.id))
     }
 }
 
@@ -240,10 +232,19 @@ impl Batches {
         asleep.map(Batch::pages).sum()
     }
 
-    /// Bytes of the host's memory with what is asleep, or has woken and is retained.
+    /// The stores with what is asleep, or has woken and is retained.
+    pub fn stores(&self) -> impl Iterator<Item = &Store> {
+        self.batches.iter().filter_map(|batch| batch.backup.as_ref()).chain(&self.retained.stores)
+    }
+
+    /// Bytes of the host's memory in these stores.
     pub fn backup_bytes(&self) -> u64 {
-        let of_batches = self.batches.iter().filter_map(|batch| batch.backup);
-        of_batches.chain(self.retained.stores.iter().copied()).map(|store| store.bytes).sum()
+        self.stores().map(Store::memory_bytes).sum()
+    }
+
+    /// Bytes of files in these stores.
+    pub fn file_bytes(&self) -> u64 {
+        self.stores().map(|store| store.bytes - store.memory_bytes()).sum()
     }
 
     /// Whether a page is asleep, falls asleep or wakes.
@@ -252,13 +253,13 @@ impl Batches {
         self.batches.iter().flat_map(Batch::places).any(is_there)
     }
 
-    /// Notes memory of the host that the driver refused to take back.
+    /// Notes a store whose memory the driver refused to take back.
     fn leave_over(&mut self, store: Store) {
         self.left_over.push(store);
     }
 
-    /// All memory of the host, which is given back at the end.
-    pub fn take_host_memory(&mut self) -> Vec<Store> {
+    /// All stores, which are given back at the end.
+    pub fn take_stores(&mut self) -> Vec<Store> {
         let of_batches = self.batches.iter_mut().filter_map(|batch| batch.backup.take());
         of_batches.chain(std::mem::take(&mut self.retained.stores)).chain(self.left_over.drain(..)).collect()
     }
@@ -308,13 +309,22 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Gives the host's memory and the allocator's own stream back, at the end. Returns the first failure.
     pub fn end_sleep(&mut self) -> DriverResult<()> {
         let mut first = Ok(());
-        for Store { memory, bytes } in self.mapper.asleep_mut().take_host_memory() {
-            first = first.and(self.driver().host_free(memory));
-            self.shared.host_budget.give_back(bytes);
+        for store in self.mapper.asleep_mut().take_stores() {
+            first = first.and(self.free_store(&store));
+            self.shared.host_budget.give_back(store.memory_bytes());
         }
+        first = first.and(self.shared.ring.give_back(self.driver(), &self.shared.host_budget));
         if let Some(lane) = self.mapper.asleep_mut().lane.take() {
             first = first.and(self.driver().destroy_copy_stream(lane));
         }
         first
+    }
+
+    /// Gives back what the driver has of a store. The rest goes with its last clone.
+    fn free_store(&self, store: &Store) -> DriverResult<()> {
+        match &store.medium {
+            Medium::Pinned(memory) => self.driver().host_free(*memory),
+            Medium::Unpinned(_) => Ok(()),
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! From falling asleep to asleep: memory is unmapped, all of it or none, and then goes back to the driver.
 
 use super::super::super::error::AllocError;
+use super::super::super::stores::Store;
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
 use super::whole::WholeChunk;
-use super::{Phase, Place, Run, Sleeper, Store, Unmapped};
+use super::{Phase, Place, Run, Sleeper, Unmapped};
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageCount, PageIndex, PageRange};

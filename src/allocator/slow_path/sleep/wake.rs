@@ -5,11 +5,12 @@
 
 use super::super::super::error::AllocError;
 use super::super::super::request::Request;
+use super::super::super::stores::{Store, StoreId};
 use super::super::super::streams::directory::Owner;
 use super::super::SlowPath;
 use super::whole::WholeChunk;
 use super::{Batch, Phase, Place, Run, Sleeper, Span};
-use crate::driver::{Driver, DriverError, DriverErrorKind, HostMemory};
+use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::{ChunkId, IdleTaken, Wanted};
 use crate::segment::{View, ViewState};
@@ -18,8 +19,10 @@ use crate::stream::StreamIndex;
 /// What is mapped again, and waits for its bytes.
 #[derive(Debug)]
 pub struct ToWake {
-    /// What to copy, each with the memory that has it.
-    pub copies: Vec<(HostMemory, Span)>,
+    /// What to copy, each with the store that has it.
+    pub copies: Vec<(StoreId, Span)>,
+    /// The stores.
+    pub stores: Vec<Store>,
     /// Bytes of the pages.
     pub bytes: u64,
 }
@@ -82,11 +85,11 @@ impl<D: Driver> SlowPath<'_, D> {
     /// What is mapped again.
     fn to_wake(&self) -> ToWake {
         let batches = self.mapper.asleep().batches();
-        let of_batch =
-            |batch| self.spans_of(batch).into_iter().filter_map(|span| Some((batch.memory_of(&span)?, span)));
+        let of_batch = |batch| self.spans_of(batch).into_iter().filter_map(|span| Some((batch.store_of(&span)?, span)));
         let copies = batches.iter().flat_map(of_batch).collect();
         let pages: PageCount = batches.iter().flat_map(|batch| &batch.runs).map(|run| run.pages.len()).sum();
-        ToWake { copies, bytes: pages.bytes(self.page_bytes()) }
+        let stores = self.mapper.asleep().stores().cloned().collect();
+        ToWake { copies, stores, bytes: pages.bytes(self.page_bytes()) }
     }
 
     /// What the backup of a batch has.

@@ -17,7 +17,11 @@ impl Calls {
         let (device, _) = self.named_in(record);
         let Some(book) = self.torch_book(device) else { return };
         let tag = TAGS[usize::from(record.what) % TAGS.len()].map_or(null(), CStr::as_ptr);
-        let backup = if record.how == 255 { 7 } else { GAPLESS_BACKUP_PINNED };
+        let backup = match record.how {
+            255 => 7,
+            how if how % 2 == 1 => GAPLESS_BACKUP_PAGEABLE,
+            _ => GAPLESS_BACKUP_PINNED,
+        };
         let status = c!(gapless_sleep(device, tag, backup, null_mut()));
         let allowed: &[gapless_status] = match record.how {
             255 => &[GAPLESS_ERROR_INVALID_ARGUMENT],

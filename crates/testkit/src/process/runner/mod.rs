@@ -238,7 +238,8 @@ impl<M: Simulates> ProcessRunner<M> {
             // What it gave back, it would not get again.
             return;
         }
-        let slept = match sleeper.sleep(tag, Backup::Pinned) {
+        let backup = if tag.is_some() { Backup::Pageable } else { Backup::Pinned };
+        let slept = match sleeper.sleep(tag, backup) {
             Err(Error::Capturing(_)) => {
                 assert!(!self.books[device].open.is_empty(), "nothing is open that could be for a capture");
                 return;
