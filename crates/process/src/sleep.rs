@@ -51,6 +51,7 @@ impl<D: DeviceDriver> Device<D> {
         let of_condemned = if tag.is_none() { self.pools.close_condemned(None) } else { 0 };
         let mut slept = self.pools.sleep_all(&self.pools.members(tag), backup)?;
         slept.released_bytes += of_condemned;
+        self.main.note_sleep(tag, backup);
         self.log(|| {
             let (asleep, released) = (ByteSize(slept.asleep_bytes), ByteSize(slept.released_bytes));
             format!("{asleep} {} fell asleep, {released} released", of(tag))
@@ -92,6 +93,7 @@ impl<D: DeviceDriver> Device<D> {
         self.expect_may_sleep()?;
         let _alone = self.sleeping.lock();
         let woken = self.pools.wake_all(&self.pools.members(tag), retain).map_err(|error| self.with_pools(error))?;
+        self.main.note_wake(tag);
         self.log(|| format!("{} {} woke", ByteSize(woken.mapped_bytes), of(tag)));
         Ok(woken)
     }
