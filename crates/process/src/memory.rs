@@ -87,7 +87,7 @@ impl<D: DeviceDriver> Device<D> {
             outcome = serve();
         }
         let outcome = outcome.map_err(|error| self.with_pools(error));
-        self.main.note_request(request, &outcome);
+        self.main.note_request(request, &outcome, |addr| self.tag_at(addr));
         match outcome {
             Ok(addr) => {
                 self.history.note(Action::Alloc, self.ordinal, addr, request.bytes, request.stream);
@@ -227,10 +227,15 @@ impl<D: DeviceDriver> Device<D> {
         }
     }
 
+    /// The tag of the pool that an address is of, if it has one.
+    fn tag_at(&self, addr: DeviceAddr) -> Option<String> {
+        if self.is_of_main(addr) { None } else { self.pools.owner(addr)?.tag() }
+    }
+
     /// Records an allocation that was made again at its address.
     pub(crate) fn note_again(&self, addr: DeviceAddr, bytes: u64) {
         let stream = self.live_around(addr).map_or(StreamId::DEFAULT, |(_, live)| live.stream);
-        self.main.note_again(addr, bytes, stream);
+        self.main.note_alloc(addr, bytes, stream, |addr| self.tag_at(addr));
         self.history.note(Action::Alloc, self.ordinal, addr, bytes, stream);
     }
 

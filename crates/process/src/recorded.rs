@@ -8,10 +8,10 @@ use crate::driver::DeviceDriver;
 use crate::error::Error;
 use crate::recording_file;
 use crate::streams::StreamLives;
-use gapless::allocator::{AllocError, FreeError, OutOfMemory};
+use gapless::allocator::{AllocError, Backup, FreeError, OutOfMemory};
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr, StreamId};
-use gapless_trace::{Compression, RecordedStream, Recorder};
+use gapless_trace::{Compression, Content, RecordedStream, Recorder};
 use parking_lot::{Mutex, RwLock};
 use std::fs::File;
 use std::io::BufWriter;
@@ -92,7 +92,7 @@ impl<D: DeviceDriver> Recorded<D> {
     /// The allocator's.
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
         let outcome = request.serve(&self.allocator);
-        self.note_request(request, &outcome);
+        self.note_request(request, &outcome, |_| None);
         outcome
     }
 
@@ -105,13 +105,17 @@ impl<D: DeviceDriver> Recorded<D> {
         self.allocator.free(addr)
     }
 
-    /// Records a request, or counts that it ran out of memory, that the allocator, or a pool beside it, has answered.
+    /// Records a request, or counts that it ran out of memory, that the allocator, or a pool beside it, has answered. `tag` says
+    /// which tag the memory at an address has.
     #[inline]
-    pub(crate) fn note_request(&self, request: &Request, outcome: &Result<DeviceAddr, AllocError>) {
+    pub(crate) fn note_request(
+        &self,
+        request: &Request,
+        outcome: &Result<DeviceAddr, AllocError>,
+        tag: impl FnOnce(DeviceAddr) -> Option<String>,
+    ) {
         match outcome {
-            Ok(addr) => {
-                self.with_recorder(|recorder| recorder.alloc(*addr, request.bytes, self.identify(request.stream)));
-            }
+            Ok(addr) => self.note_alloc(*addr, request.bytes, request.stream, tag),
             Err(error) => self.note_refusal(request, error),
         }
     }
@@ -129,9 +133,27 @@ impl<D: DeviceDriver> Recorded<D> {
         }
     }
 
-    /// Records an allocation that was made again at its address.
-    pub(crate) fn note_again(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
-        self.with_recorder(|recorder| recorder.alloc(addr, bytes, self.identify(stream)));
+    /// Records an allocation, with the tag that the memory at its address has.
+    #[inline]
+    pub(crate) fn note_alloc(
+        &self,
+        addr: DeviceAddr,
+        bytes: u64,
+        stream: StreamId,
+        tag: impl FnOnce(DeviceAddr) -> Option<String>,
+    ) {
+        self.with_recorder(|recorder| recorder.alloc(addr, bytes, self.identify(stream), tag(addr).as_deref()));
+    }
+
+    /// Records that the memory of a tag, or all of it, fell asleep.
+    pub(crate) fn note_sleep(&self, tag: Option<&str>, backup: Backup) {
+        let content = if backup == Backup::Discard { Content::Discard } else { Content::Keep };
+        self.with_recorder(|recorder| recorder.sleep(tag, content));
+    }
+
+    /// Records that the memory of a tag, or all of it, woke.
+    pub(crate) fn note_wake(&self, tag: Option<&str>) {
+        self.with_recorder(|recorder| recorder.wake(tag));
     }
 
     /// Records a free. Comes before the free itself: by then another thread may have been given the same address.

@@ -61,6 +61,9 @@ impl<D: DeviceDriver> Device<D> {
         let members = self.pools.members(&tags);
         let mut slept = self.pools.sleep_all(members.iter().map(|(number, member)| (member, wanted[*number].1)))?;
         slept.released_bytes += of_condemned;
+        // In a recording, a sleep without a tag is one of everything that is awake still.
+        let (named, rest): (Vec<_>, Vec<_>) = wanted.iter().partition(|(tag, _)| tag.is_some());
+        named.into_iter().chain(rest).for_each(|(tag, backup)| self.main.note_sleep(tag, backup));
         self.log(|| {
             let (asleep, released) = (ByteSize(slept.asleep_bytes), ByteSize(slept.released_bytes));
             format!("{asleep} {} fell asleep, {released} released", of(&tags))
@@ -110,6 +113,7 @@ impl<D: DeviceDriver> Device<D> {
         self.expect_may_sleep()?;
         let _alone = self.sleeping.lock();
         let woken = self.pools.wake_all(&self.pools.members(tags), retain).map_err(|error| self.with_pools(error))?;
+        tags.iter().for_each(|tag| self.main.note_wake(*tag));
         self.log(|| format!("{} {} woke", ByteSize(woken.mapped_bytes), of(tags)));
         Ok(woken)
     }

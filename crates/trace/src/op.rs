@@ -65,7 +65,9 @@ pub(crate) fn is_tag(word: &str) -> bool {
 /// All memory, in place of a tag.
 pub(crate) const ALL: &str = "*";
 /// Length of the longest tag.
-const MOST_TAG_BYTES: usize = 100;
+pub(crate) const MOST_TAG_BYTES: usize = 100;
+/// Number of the tags that a file may have.
+pub(crate) const MOST_TAGS: usize = u8::MAX as usize;
 
 /// One op of a [`Trace`](crate::Trace).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,12 +9,15 @@
 //! written as comment lines, `# at MICROSECONDS`: one before the first op, and one whenever [`TIME_STEP`] has passed
 //! since the last one.
 //!
+//! A tag is any text in the program and one short word in the file ([`Words`]).
+//!
 //! Threads: any; one lock. Cost: a line of text per op, written through a buffer.
 
-use crate::{Compression, TextWriter, TraceOp};
+use crate::op::{MOST_TAG_BYTES, MOST_TAGS};
+use crate::{Compression, Content, TextWriter, TraceOp};
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
@@ -42,8 +45,47 @@ struct State<W: Write> {
     /// By key, the last stream: its number if that is known, and its number in the trace.
     streams: HashMap<StreamId, (Option<u64>, u64)>,
     next_stream: u64,
+    words: Words,
     failed: Option<io::Error>,
 }
+
+/// The words for tags, each of which stands for one tag.
+#[derive(Default)]
+struct Words {
+    /// `None` for a tag that came when the file had as many as it can have.
+    by_tag: HashMap<Box<str>, Option<Box<str>>>,
+    given: HashSet<Box<str>>,
+}
+
+impl Words {
+    /// The word for a tag. White space, and the `/` behind the name of a process, become `_`.
+    fn of(&mut self, tag: &str) -> Option<Box<str>> {
+        if let Some(known) = self.by_tag.get(tag) {
+            return known.clone();
+        }
+        let word = if self.given.len() < MOST_TAGS { Some(self.new_word(tag)) } else { None };
+        self.given.extend(word.clone());
+        self.by_tag.insert(tag.into(), word.clone());
+        word
+    }
+
+    fn new_word(&self, tag: &str) -> Box<str> {
+        let begins_well = tag.starts_with(|first: char| !first.is_ascii_digit() && first != '*');
+        let mut word = String::from(if begins_well { "" } else { "_" });
+        for letter in tag.chars().map(|letter| if letter.is_whitespace() || letter == '/' { '_' } else { letter }) {
+            if word.len() + letter.len_utf8() > MOST_TAG_BYTES - NUMBER_BYTES {
+                break;
+            }
+            word.push(letter);
+        }
+        let free = |candidate: &String| !self.given.contains(candidate.as_str());
+        let numbered = (2..).map(|number| format!("{word}_{number}"));
+        std::iter::once(word.clone()).chain(numbered).find(free).unwrap_or_default().into()
+    }
+}
+
+/// Room in a word for a number that sets it apart from another one.
+const NUMBER_BYTES: usize = 4;
 
 impl<W: Write> Recorder<W> {
     /// Starts a recording that is written to `target`, beginning with the `header` lines.
@@ -64,13 +106,14 @@ impl<W: Write> Recorder<W> {
             next_id: 1,
             streams,
             next_stream: 1,
+            words: Words::default(),
             failed: None,
         };
         Ok(Self { state: Mutex::new(state) })
     }
 
-    /// Records a successful allocation of `bytes` bytes at `addr`.
-    pub fn alloc(&self, addr: DeviceAddr, bytes: u64, stream: RecordedStream) {
+    /// Records a successful allocation of `bytes` bytes at `addr`, with the tag of the memory that sleeps with it.
+    pub fn alloc(&self, addr: DeviceAddr, bytes: u64, stream: RecordedStream, tag: Option<&str>) {
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
@@ -79,7 +122,8 @@ impl<W: Write> Recorder<W> {
             state.write(&TraceOp::Free { id: lost });
         }
         let stream = state.number_of(stream);
-        state.write(&TraceOp::Alloc { id, bytes, stream, tag: None });
+        let tag = tag.and_then(|tag| state.words.of(tag));
+        state.write(&TraceOp::Alloc { id, bytes, stream, tag });
     }
 
     /// Records that a request for `bytes` bytes was refused, since memory was short.
@@ -95,6 +139,16 @@ impl<W: Write> Recorder<W> {
         if let Some(id) = state.live.remove(&addr) {
             state.write(&TraceOp::Free { id });
         }
+    }
+
+    /// Records that what is live of a tag, or with `None` all memory, fell asleep.
+    pub fn sleep(&self, tag: Option<&str>, content: Content) {
+        self.state.lock().write_of(tag, |tag| TraceOp::Sleep { tag, content });
+    }
+
+    /// Records that what is asleep of a tag, or with `None` of all memory, woke.
+    pub fn wake(&self, tag: Option<&str>) {
+        self.state.lock().write_of(tag, |tag| TraceOp::Wake { tag });
     }
 
     /// Records the end of a step of the program. Line breaks in the label become spaces.
@@ -134,6 +188,14 @@ impl<W: Write> State<W> {
         new
     }
 
+    /// Writes an op of a tag, or of all memory. Of a tag without a word there is nothing in the file.
+    fn write_of(&mut self, tag: Option<&str>, op: impl FnOnce(Option<Box<str>>) -> TraceOp) {
+        let word = tag.and_then(|tag| self.words.of(tag));
+        if tag.is_none() || word.is_some() {
+            self.write(&op(word));
+        }
+    }
+
     /// Writes an op. After an error nothing more is written, and the recorded program continues.
     fn write(&mut self, op: &TraceOp) {
         if self.failed.is_some() {
@@ -158,18 +220,18 @@ const TIME_STEP: Duration = Duration::from_millis(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FailedRequest, Op, Trace};
+    use crate::{FailedRequest, Op, Tags, Trace};
 
     #[test]
     fn a_recording_reads_back_as_a_trace() {
         let recorder = Recorder::new(Vec::new(), Compression::Gzip, &[("made", "by a test")]).unwrap();
         let (one, two) = (DeviceAddr(0x1000), DeviceAddr(0x2000));
         recorder.free(two);
-        recorder.alloc(one, 100, numbered(77, 5));
-        recorder.alloc(two, 200, numbered(0, 1));
+        recorder.alloc(one, 100, numbered(77, 5), None);
+        recorder.alloc(two, 200, numbered(0, 1), None);
         recorder.free(one);
         recorder.mark("step\n1");
-        recorder.alloc(one, 300, numbered(77, 5));
+        recorder.alloc(one, 300, numbered(77, 5), None);
         recorder.refused(1 << 40, numbered(77, 5));
         let trace = Trace::read("t", &recorder.finish().unwrap()[..]).unwrap();
         assert_eq!(trace.streams(), [1, 0]);
@@ -178,6 +240,45 @@ mod tests {
         assert_eq!(trace.ops().iter().filter(|op| matches!(op, Op::Free { .. })).count(), 1);
         assert_eq!(trace.header().value("made"), Some("by a test"));
         assert_eq!(trace.failed_request(), Some(FailedRequest { op_index: 5, bytes: 1 << 40 }));
+    }
+
+    #[test]
+    fn every_tag_has_a_word_of_its_own() {
+        let recorder = Recorder::new(Vec::new(), Compression::Plain, &[]).unwrap();
+        let long = "é".repeat(100);
+        let tags = ["kv", "my cache", "my_cache", "my/cache", "2nd", "*", "", &long, &format!("{long}!"), "kv"];
+        for (at, tag) in (1..).zip(tags) {
+            recorder.alloc(DeviceAddr(at << 20), 100, numbered(0, 0), Some(tag));
+        }
+        recorder.sleep(Some("my_cache"), Content::Discard);
+        recorder.sleep(None, Content::Keep);
+        recorder.wake(Some("my cache"));
+        recorder.wake(None);
+        let trace = Trace::read("t", &recorder.finish().unwrap()[..]).unwrap();
+        let cut = "é".repeat(48);
+        let words = ["kv", "my_cache", "my_cache_2", "my_cache_3", "_2nd", "_*", "_", &cut, &format!("{cut}_2")]
+            .map(String::from);
+        assert_eq!(trace.tags().collect::<Vec<_>>(), words);
+        assert_eq!(
+            trace.ops()[10..],
+            [
+                Op::Sleep { tags: Tags::One(3), content: Content::Discard },
+                Op::Sleep { tags: Tags::All, content: Content::Keep },
+                Op::Wake { tags: Tags::One(2) },
+                Op::Wake { tags: Tags::All },
+            ]
+        );
+    }
+
+    #[test]
+    fn more_tags_than_a_file_has_are_left_out() {
+        let recorder = Recorder::new(Vec::new(), Compression::Plain, &[]).unwrap();
+        for number in 0..300 {
+            recorder.alloc(DeviceAddr(number << 20), 100, numbered(0, 0), Some(&format!("tag{number}")));
+            recorder.sleep(Some(&format!("tag{number}")), Content::Keep);
+        }
+        let trace = Trace::read("t", &recorder.finish().unwrap()[..]).unwrap();
+        assert_eq!((trace.tags().len(), trace.ops().len()), (255, 300 + 255));
     }
 
     #[test]
@@ -199,7 +300,7 @@ mod tests {
             numbered(0, 7),
         ];
         for (at, stream) in (1..).zip(streams) {
-            recorder.alloc(DeviceAddr(at << 20), 1, stream);
+            recorder.alloc(DeviceAddr(at << 20), 1, stream, None);
         }
         let trace = Trace::read("t", &recorder.finish().unwrap()[..]).unwrap();
         let of_op =
@@ -224,7 +325,7 @@ mod tests {
             }
         }
         let recorder = Recorder::new(Full, Compression::Plain, &[]).unwrap();
-        recorder.alloc(DeviceAddr(1), 1, numbered(0, 0));
+        recorder.alloc(DeviceAddr(1), 1, numbered(0, 0), None);
         recorder.free(DeviceAddr(1));
         assert_eq!(recorder.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
     }

@@ -3,6 +3,7 @@
 mod backups;
 mod beside;
 mod files;
+mod recording;
 mod refused;
 #[path = "../../../../tests/simulated/mod.rs"]
 mod simulated;
@@ -22,6 +23,7 @@ const MAIN: StreamId = StreamId::DEFAULT;
 const WEIGHTS: PoolId = (1, 1);
 const MORE_WEIGHTS: PoolId = (1, 2);
 const CACHE: PoolId = (2, 1);
+const GRAPH: PoolId = (0, 3);
 const NOW: Duration = Duration::ZERO;
 /// How long a test waits for what takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(10);
