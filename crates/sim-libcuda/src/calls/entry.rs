@@ -14,6 +14,7 @@ pub type Code = c_uint;
 
 pub const OK: Code = E::CUDA_SUCCESS.0;
 pub const INVALID: Code = E::CUDA_ERROR_INVALID_VALUE.0;
+pub const OUT_OF_MEMORY: Code = E::CUDA_ERROR_OUT_OF_MEMORY.0;
 pub const HANDLE: Code = E::CUDA_ERROR_INVALID_HANDLE.0;
 pub const CONTEXT: Code = E::CUDA_ERROR_INVALID_CONTEXT.0;
 /// The context was reset and not retained since.
