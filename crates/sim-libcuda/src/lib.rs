@@ -20,6 +20,7 @@
 mod accounts;
 mod calls;
 mod context;
+mod counts;
 mod interruption;
 mod ipc;
 mod kernels;

@@ -13,6 +13,7 @@
 //! | `GAPLESS_SIM_SOFT` | size: devices are integrated, and so much of what is free is given but not reported | |
 //! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks fails (as in WSL) | `yes` |
 //! | `GAPLESS_SIM_LAX_CAPTURES` | when set, calls about virtual memory break no capture, as on an H100 | |
+//! | `GAPLESS_SIM_NO_COPIES` | when set, copies between host and device are checked and counted, and move no byte | |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 
 use std::collections::HashMap;
@@ -51,6 +52,8 @@ pub struct Settings {
     pub strict_captures: bool,
     /// Whether chunks can be exported as file descriptors.
     pub export: bool,
+    /// Whether copies between host and device move bytes.
+    pub copies: bool,
     /// The file of the accounts of all processes that share the devices.
     pub shared: Option<PathBuf>,
     /// Where devices are integrated: free bytes that are not reported.
@@ -84,6 +87,7 @@ impl Settings {
                 vmm: text("GAPLESS_SIM_NO_VMM").is_none(),
                 strict_captures: text("GAPLESS_SIM_LAX_CAPTURES").is_none(),
                 export: text("GAPLESS_SIM_NO_EXPORT").is_none(),
+                copies: text("GAPLESS_SIM_NO_COPIES").is_none(),
                 shared: std::env::var_os("GAPLESS_SIM_SHARED").map(PathBuf::from),
                 soft: text("GAPLESS_SIM_SOFT")
                     .and_then(|text| text.parse::<gapless::ByteSize>().ok())

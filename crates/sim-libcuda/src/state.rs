@@ -37,7 +37,7 @@ pub struct State {
     pub plain: Mutex<HashMap<u64, PlainMemory>>,
     /// Memory of `cuMemAlloc` in other processes by address.
     pub opened: Mutex<HashMap<u64, Opened>>,
-    /// Memory of `cuMemAllocHost` by address: size in pieces of 16 bytes.
+    /// Memory of `cuMemAllocHost` by address: its size in bytes.
     pub pinned: Mutex<HashMap<u64, usize>>,
     /// Events by handle.
     pub events: Mutex<HashMap<u64, Event>>,

@@ -390,9 +390,21 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     return cudaSuccess;
 }
 
+static bool is_of_device(const void *pointer) {
+    unsigned int type = 0;
+    return cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)pointer) == CUDA_SUCCESS &&
+           type == CU_MEMORYTYPE_DEVICE;
+}
+/* What is copied from where, told by the addresses. */
+static enum cudaMemcpyKind kind_of(const void *target, const void *source) {
+    if (is_of_device(source)) {
+        return is_of_device(target) ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost;
+    }
+    return is_of_device(target) ? cudaMemcpyHostToDevice : cudaMemcpyHostToHost;
+}
 cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
-    switch (kind) {
+    switch (kind == cudaMemcpyDefault ? kind_of(target, source) : kind) {
         case cudaMemcpyHostToDevice:
             IN_CONTEXT(cuMemcpyHtoDAsync((CUdeviceptr)target, source, bytes, stream));
         case cudaMemcpyDeviceToHost:

@@ -14,6 +14,7 @@ pub type Code = c_uint;
 
 pub const OK: Code = E::CUDA_SUCCESS.0;
 pub const INVALID: Code = E::CUDA_ERROR_INVALID_VALUE.0;
+pub const OUT_OF_MEMORY: Code = E::CUDA_ERROR_OUT_OF_MEMORY.0;
 pub const HANDLE: Code = E::CUDA_ERROR_INVALID_HANDLE.0;
 pub const CONTEXT: Code = E::CUDA_ERROR_INVALID_CONTEXT.0;
 /// The context was reset and not retained since.
@@ -29,11 +30,12 @@ pub const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
 pub const DETACHED: Code = 917;
 pub const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
 
-/// Begins an exported function: runs a planned interruption, and returns the code of a planned fault, or an error if `cuInit`
-/// was not called.
+/// Begins an exported function: runs a planned interruption, counts the call, and returns the code of a planned fault, or an error
+/// if `cuInit` was not called.
 macro_rules! begin {
     ($name:literal) => {{
         $crate::interruption::before_call($name);
+        $crate::counts::add($name, 1);
         if let Some(code) = $crate::settings::planned_fault($name) {
             return code;
         }

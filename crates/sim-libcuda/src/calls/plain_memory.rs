@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gapless::driver::MemoryDriver;
 
-use super::entry::{Code, INVALID, OK, begin_current, code_of, find_stream, forbidden_in_capture, put};
+use super::entry::{Code, INVALID, OK, OUT_OF_MEMORY, begin_current, code_of, find_stream, forbidden_in_capture, put};
 use crate::state::State;
 use crate::streams::Op;
 
@@ -89,18 +89,23 @@ pub unsafe extern "C" fn cuMemAllocHost_v2(addr: *mut *mut c_void, bytes: usize)
     if bytes == 0 || addr.is_null() {
         return INVALID;
     }
-    let words = vec![[0_u64; 2]; bytes.div_ceil(16)].into_boxed_slice();
-    let at = Box::into_raw(words).cast::<[u64; 2]>();
-    state.pinned.lock().insert(at as u64, bytes.div_ceil(16));
+    let (access, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping, at an address that the kernel chooses. What is not written takes no memory.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return OUT_OF_MEMORY;
+    }
+    state.pinned.lock().insert(at as u64, bytes);
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(addr, at.cast()) }
+    unsafe { put(addr, at) }
 }
 
 /// Says whether an address lies in memory of `cuMemAllocHost`: such memory has no flags.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostGetFlags(flags: *mut u32, addr: *mut c_void) -> Code {
     let (state, _) = begin_current!("cuMemHostGetFlags");
-    let lies_in = |(start, count): (&u64, &usize)| (addr as u64).wrapping_sub(*start) < 16 * *count as u64;
+    let lies_in = |(start, bytes): (&u64, &usize)| (addr as u64).wrapping_sub(*start) < *bytes as u64;
     if !state.pinned.lock().iter().any(lies_in) {
         return INVALID;
     }
@@ -111,9 +116,9 @@ pub unsafe extern "C" fn cuMemHostGetFlags(flags: *mut u32, addr: *mut c_void) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeHost(addr: *mut c_void) -> Code {
     let (state, _) = begin_current!("cuMemFreeHost");
-    let Some(count) = state.pinned.lock().remove(&(addr as u64)) else { return INVALID };
-    let slice = std::ptr::slice_from_raw_parts_mut(addr.cast::<[u64; 2]>(), count);
-    // SAFETY: allocated by `cuMemAllocHost` with this length, and removed from the table only by this call.
-    drop(unsafe { Box::from_raw(slice) });
+    let Some(bytes) = state.pinned.lock().remove(&(addr as u64)) else { return INVALID };
+    // SAFETY: mapped by `cuMemAllocHost` with this length, and removed from the table only by this call.
+    let freed = unsafe { libc::munmap(addr, bytes) };
+    assert_eq!(freed, 0, "a whole mapping can be given back");
     OK
 }

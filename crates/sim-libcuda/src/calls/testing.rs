@@ -67,6 +67,27 @@ pub unsafe extern "C" fn gapless_sim_spins() -> u64 {
     State::get().spins.load(Ordering::Relaxed)
 }
 
+/// Counts what the driver is asked to do from now on, from zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_sim_restart_counts() {
+    crate::counts::restart();
+}
+
+/// Writes what was counted to the `capacity` bytes at `text`, with a NUL at the end: `name:count,...`, for each function that was
+/// called how often that was, and `bytes_to_host` and `bytes_from_host` for copies. An error if it does not fit.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_sim_counts(text: *mut c_char, capacity: usize) -> Code {
+    let counts = crate::counts::text();
+    if text.is_null() || counts.len() >= capacity {
+        return INVALID;
+    }
+    // SAFETY: not null, so valid for writes of `capacity` bytes (the caller's part).
+    let target = unsafe { std::slice::from_raw_parts_mut(text.cast::<u8>(), capacity) };
+    target[..counts.len()].copy_from_slice(counts.as_bytes());
+    target[counts.len()] = 0;
+    OK
+}
+
 /// Has a stream wait, behind what is queued on it, until the caller sets `*is_over`. After ten seconds the hold ends by itself and
 /// sets it, so that a test fails, and does not hang, where somebody waits for the stream who must not.
 #[unsafe(no_mangle)]

@@ -11,6 +11,7 @@ use super::contexts::device_of_context;
 use super::entry::{
     CONTEXT, Code, HANDLE, INVALID, LOST, NOT_FOUND, OK, begin_current, find_stream, forbidden_in_capture, pointer, put,
 };
+use crate::counts;
 use crate::kernels;
 use crate::state::{Accessor, State};
 use crate::streams::{Op, Stream};
@@ -101,9 +102,12 @@ pub unsafe fn copy_out_on(target: *mut c_void, source: u64, bytes: usize, stream
     let (state, device) = begin_current!("cuMemcpyDtoHAsync_v2");
     let stream = find_stream!(state, stream, device);
     let (target, bytes) = (target as u64, bytes as u64);
+    counts::add(counts::TO_HOST, bytes);
     queue_work(state, &stream, vec![(Accessor::Copy(device), source, bytes)], move || {
-        // SAFETY: the source was found accessible; the target is valid by the driver API's contract.
-        unsafe { kernels::copy(target, source, bytes) };
+        if state.settings.copies {
+            // SAFETY: the source was found accessible; the target is valid by the driver API's contract.
+            unsafe { kernels::copy(target, source, bytes) };
+        }
     });
     OK
 }
@@ -125,9 +129,12 @@ pub unsafe fn copy_in_on(target: u64, source: *const c_void, bytes: usize, strea
     let (state, device) = begin_current!("cuMemcpyHtoDAsync_v2");
     let stream = find_stream!(state, stream, device);
     let (source, bytes) = (source as u64, bytes as u64);
+    counts::add(counts::FROM_HOST, bytes);
     queue_work(state, &stream, vec![(Accessor::Copy(device), target, bytes)], move || {
-        // SAFETY: the target was found accessible; the source is valid by the driver API's contract.
-        unsafe { kernels::copy(target, source, bytes) };
+        if state.settings.copies {
+            // SAFETY: the target was found accessible; the source is valid by the driver API's contract.
+            unsafe { kernels::copy(target, source, bytes) };
+        }
     });
     OK
 }

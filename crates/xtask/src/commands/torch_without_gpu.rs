@@ -11,6 +11,7 @@ use crate::workspace::Workspace;
 use crate::{files, process, python, wheels};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "GAPLESS_TORCH_ENV: folder of the environment (default: torch-env in the target folder).\n\
@@ -30,13 +31,16 @@ pub struct TorchArguments {
     /// Run vLLM's sleep mode and torch_memory_saver beside and on gapless, in place of the tests
     #[arg(long)]
     modules: bool,
+    /// Print what torch_memory_saver, vLLM's sleep mode and gapless come to for some traces, in place of the tests
+    #[arg(long)]
+    sleep_table: bool,
     /// Train with accelerate, transformers, Lightning and torchrun, natively and on gapless, in place of the tests
     #[arg(long)]
     programs: bool,
     /// Print what works natively, with the plug-in and with the object, in place of the tests
     #[arg(long)]
     table: bool,
-    /// Arguments of pytest, or names of test_cuda.py's tests
+    /// Arguments of pytest, names of test_cuda.py's tests, or traces for the table of sleeps
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
@@ -46,6 +50,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     let mut parts = Parts::default();
     let is_chosen = arguments.table
         || arguments.modules
+        || arguments.sleep_table
         || arguments.programs
         || arguments.viewer.is_some()
         || arguments.pytorch_tests.is_some()
@@ -75,6 +80,9 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     }
     if arguments.modules || arguments.table {
         parts.step("modules", || modules(workspace, &stand_ins));
+    }
+    if arguments.sleep_table {
+        parts.step("table of sleeps", || sleep_table(workspace, &stand_ins, &arguments.arguments));
     }
     if arguments.programs || arguments.table {
         parts.step("programs", || programs(workspace, &stand_ins));
@@ -107,16 +115,10 @@ fn time_pairs(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure
 }
 
 /// vLLM's cumem module and torch_memory_saver in both of its modes, from their wheels, unchanged, each natively and then with the
-/// object; vLLM's sleep mode with gapless's allocator behind it; and what programs do with torch_memory_saver, case by case.
+/// object; vLLM's sleep mode with gapless's allocator behind it; what programs do with torch_memory_saver, case by case; and the
+/// programs that measure sleeps, in the small.
 fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
-    let folder = workspace.installed("torch-modules");
-    let mut path = workspace.path("python").into_os_string();
-    for (package, beginnings) in MODULES {
-        let unpacked = folder.join(package);
-        wheels::unpacked(workspace, package, &unpacked, beginnings)?;
-        path.push(":");
-        path.push(unpacked);
-    }
+    let (folder, mut path) = module_wheels(workspace)?;
     for module in ["vllm", "torch_memory_saver", PRELOADED] {
         for way in ["native", "object"] {
             let mut script = stand_ins.python(workspace, stand_ins.folder());
@@ -141,8 +143,58 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     let mut saver = stand_ins.python(workspace, stand_ins.folder());
     saver.arg("python/tests/modules/saver/table.py").env("PYTHONPATH", &path);
     stand_ins.preload(&mut saver, &folder.join(SAVER), PRELOADED_LIBRARY)?;
-    process::run(&mut saver)
+    process::run(&mut saver)?;
+    println!("measured:");
+    let mut measured = measuring(workspace, stand_ins)?;
+    process::run(measured.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).arg(workspace.path(MEASURED)))
 }
+
+/// The folder of the wheels of modules that bring an allocator of their own, and Python's path with them.
+fn module_wheels(workspace: &Workspace) -> Result<(PathBuf, OsString), Failure> {
+    let folder = workspace.installed("torch-modules");
+    let mut path = workspace.path("python").into_os_string();
+    for (package, beginnings) in MODULES {
+        let unpacked = folder.join(package);
+        wheels::unpacked(workspace, package, &unpacked, beginnings)?;
+        path.push(":");
+        path.push(unpacked);
+    }
+    Ok((folder, path))
+}
+
+/// torch_memory_saver and vLLM's sleep mode, from their wheels, beside gapless: what some traces come to, and the whole comparison.
+fn sleep_table(workspace: &Workspace, stand_ins: &StandIns, traces: &[OsString]) -> Result<(), Failure> {
+    let traces = match traces {
+        [] => SLEEP_TRACES.iter().map(|trace| workspace.path(trace)).collect(),
+        given => given.iter().map(|trace| files::given(Path::new(trace))).collect::<Result<Vec<_>, _>>()?,
+    };
+    let mut table = measuring(workspace, stand_ins)?;
+    process::run(table.arg(workspace.path(MEASURED).join("table.py")).args(traces))
+}
+
+/// Python for the programs that measure sleeps.
+fn measuring(workspace: &Workspace, stand_ins: &StandIns) -> Result<Command, Failure> {
+    let (folder, mut path) = module_wheels(workspace)?;
+    for more in ["python/tests/shared", "python/tests/modules", MEASURED] {
+        path.push(":");
+        path.push(workspace.path(more));
+    }
+    let mut python = stand_ins.python(workspace, stand_ins.folder());
+    python.env("PYTHONPATH", path).env("OMP_NUM_THREADS", "1");
+    stand_ins.preload(&mut python, &folder.join(SAVER), PRELOADED_LIBRARY)?;
+    Ok(python)
+}
+
+/// The programs that measure sleeps.
+const MEASURED: &str = "python/tests/modules/measured";
+
+/// The traces of the table of sleeps, where no others are given.
+const SLEEP_TRACES: [&str; 4] = [
+    "traces/llama7b_lora_ckpt.trace.gz",
+    "traces/llama7b_zero3.trace.gz",
+    "traces/vit_l_multiscale.trace.gz",
+    "traces/turns/grpo_one_process.trace.gz",
+];
 
 /// vLLM's sleep mode with its own allocator, and then, by the plug-in for vLLM, with gapless behind it: the same tests. Then two
 /// processes that take turns on one device.

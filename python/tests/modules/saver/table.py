@@ -115,17 +115,23 @@ def outcomes(way, mode, environment, names):
     return {(case["name"], mode, way): outcome(case["exit"], case["text"]) for case in told}
 
 
-def main():
-    chosen = sys.argv[1:]
-    cases = {part: [case for case in of_part if not chosen or case.name in chosen] for part, of_part in PARTS.items()}
+def run(cases):
+    """What cases come to: by name, mode and way."""
     runs = {}
-    for case in itertools.chain(*cases.values()):
+    for case in cases:
         for mode, way in itertools.product(case.modes, WAYS):
             runs.setdefault((way, mode, tuple(case.environment.items())), []).append(case.name)
     found = {}
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for of_run in threads.map(lambda run: outcomes(*run[0], run[1]), runs.items()):
             found.update(of_run)
+    return found
+
+
+def main():
+    chosen = sys.argv[1:]
+    cases = {part: [case for case in of_part if not chosen or case.name in chosen] for part, of_part in PARTS.items()}
+    found = run(itertools.chain(*cases.values()))
     surprises = []
     for part, of_part in cases.items():
         rows = [(case, mode) for case in of_part for mode in case.modes]
