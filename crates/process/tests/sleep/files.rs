@@ -88,6 +88,8 @@ fn an_undone_wake_writes_files_again() {
         world.driver.inner().inner().set_external(super::CAPACITY - 26 * MIB);
         assert!(is_short(&device.wake(Some("weights"), NOW)));
         assert_eq!((world.asleep(), unnamed(&directory).is_some()), (12, backup == Backup::File));
+        let in_memory = if backup == Backup::File { 0 } else { 11 * MIB };
+        assert_eq!(device.allocator().host_budget().taken(), in_memory);
         world.driver.inner().inner().set_external(0);
         device.wake(Some("weights"), NOW).unwrap();
         world.expect(&blocks);
