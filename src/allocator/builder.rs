@@ -157,8 +157,9 @@ impl<D: Driver> Builder<D> {
         self
     }
 
-    /// Sets the directory for [backups in files](super::Backup::File). It is made at the first one, for this user alone, where there
-    /// is none; one of another user, or to which others may write, is refused then. Default: none, and such backups are refused.
+    /// Sets the directory for [backups in files](super::Backup::File). It is made at the first one, for this user alone, where
+    /// there is none; one of another user, or to which others may write, is refused then. Default: none, and such backups are
+    /// refused.
     #[must_use]
     pub fn backup_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.backup_directory = Some(directory.into());

@@ -82,10 +82,10 @@ impl From<Slept> for gapless_slept {
 /// NULL: all pools, and the device's own memory. A tag that no pool has: nothing. Writes what was done to *slept, unless that is
 /// NULL.
 ///
-/// The host waits until what is queued has completed, and the bytes are copied. No work that uses the memory may be queued until
-/// gapless_wake. What is allocated in the pools meanwhile has memory of its own; what is freed is not mapped again. All of it falls
-/// asleep or none: GAPLESS_ERROR_STREAM, of kind GAPLESS_KIND_CANNOT_WAIT, while a graph is being captured; GAPLESS_ERROR_IO where a
-/// file cannot have the backup.
+/// The host waits until what is queued has completed, and the bytes are copied. No work that uses the memory may be queued
+/// until gapless_wake. What is allocated in the pools meanwhile has memory of its own; what is freed is not mapped again. All
+/// of it falls asleep or none: GAPLESS_ERROR_STREAM, of kind GAPLESS_KIND_CANNOT_WAIT, while a graph is being captured;
+/// GAPLESS_ERROR_IO where a file cannot have the backup.
 ///
 /// # Safety
 /// tag is NULL or a NUL-terminated string; slept is NULL or points to as many bytes as its first field says.
@@ -193,10 +193,10 @@ pub unsafe extern "C" fn gapless_wake_tags(
 /// Writes to *host where the host has bytes of a device: those of an allocation, or of a part of one, that is asleep with a backup,
 /// or whose backup is kept since gapless_wake. NULL where no byte of them is in a backup, and for memory that is not gapless's.
 ///
-/// They can be read until the allocation wakes, sleeps again or is freed; those of a kept backup until it sleeps again or is freed.
-/// Then they change, or their memory is given back: another thread must not do that meanwhile. GAPLESS_ERROR_NOT_FOUND where only
-/// some of the bytes are in a backup, or not one behind the other: a part of the allocation has stayed awake; and where they are in a
-/// file.
+/// They can be read until the allocation wakes, sleeps again or is freed; those of a kept backup until it sleeps again or is
+/// freed. Then they change, or their memory is given back: another thread must not do that meanwhile. GAPLESS_ERROR_NOT_FOUND
+/// where only some of the bytes are in a backup, or not one behind the other: a part of the allocation has stayed awake; and
+/// where they are in a file.
 ///
 /// # Safety
 /// host points to a pointer.

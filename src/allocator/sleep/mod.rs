@@ -43,11 +43,11 @@ pub struct Wake {
     pub wait: Duration,
     /// Whether backups are kept after the wake, so that [`Allocator::backup_at`] has the bytes as of the sleep.
     ///
-    /// That of an allocation is kept until it is freed or sleeps again. With a backup of the same kind, its bytes are copied to the
-    /// same memory of the host then, whose address stays the same from sleep to sleep, as long as it is retained and half of what
-    /// that memory was allocated for lives. A sleep that fails ends it as well. Memory of which nothing lives any more goes back to
-    /// the host at the next sleep, wake or [trim](Allocator::trim). Nothing is retained of [files](Backup::File), nor where [mappings
-    /// are kept](super::Builder::keep_mappings).
+    /// That of an allocation is kept until it is freed or sleeps again. With a backup of the same kind, its bytes are copied to
+    /// the same memory of the host then, whose address stays the same from sleep to sleep, as long as it is retained and half
+    /// of what that memory was allocated for lives. A sleep that fails ends it as well. Memory of which nothing lives any more
+    /// goes back to the host at the next sleep, wake or [trim](Allocator::trim). Nothing is retained of [files](Backup::File),
+    /// nor where [mappings are kept](super::Builder::keep_mappings).
     pub retain: bool,
 }
 
@@ -89,10 +89,11 @@ impl<D: Driver> Allocator<D> {
     /// Stays awake: what is pinned, growable ranges and registered blocks ([`Slept::left_awake`] counts what regions have).
     ///
     /// # Errors
-    /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget), or
-    /// the host, has too little memory for a backup, [`AllocError::BackupFile`] where a file cannot have it, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is awake
-    /// then; only if the driver in addition refuses to map again what it has unmapped, that is asleep
-    /// ([`Stats::asleep_bytes`](super::Stats)) until the next wake.
+    /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget),
+    /// or the host, has too little memory for a backup, [`AllocError::BackupFile`] where a file cannot have it,
+    /// [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is awake then; only if the
+    /// driver in addition refuses to map again what it has unmapped, that is asleep ([`Stats::asleep_bytes`](super::Stats))
+    /// until the next wake.
     pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
         self.begin_sleep(backup)?.finish()
     }
@@ -109,7 +110,8 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`] with the report on a request of so many bytes, [`AllocError::CannotWait`] during a capture,
-    /// [`AllocError::BackupFile`] where a file cannot be read, [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is asleep as before.
+    /// [`AllocError::BackupFile`] where a file cannot be read, [`AllocError::Forked`], [`AllocError::InListener`], and those of
+    /// the driver. Everything is asleep as before.
     pub fn wake(&self, how: impl Into<Wake>) -> Result<Woken, AllocError> {
         let how = how.into();
         self.begin_wake(how.wait)?.finish(how.retain)
@@ -118,14 +120,14 @@ impl<D: Driver> Allocator<D> {
     /// Calls `read` with `bytes` at `addr` as they are in the host's memory: of an allocation that is asleep with a backup, or
     /// whose backup was [retained](Wake::retain). Returns what it returns; `None` where no byte of them is in a backup.
     ///
-    /// The address of the slice is that of the backup itself, in memory of the host: it stays until the allocation wakes, sleeps again
-    /// or is freed, or the allocator ends; with a retained backup, as that says. Waits for a sleep, a wake or another `read` that
-    /// is under way; `read` must not start one.
+    /// The address of the slice is that of the backup itself, in memory of the host: it stays until the allocation wakes,
+    /// sleeps again or is freed, or the allocator ends; with a retained backup, as that says. Waits for a sleep, a wake or
+    /// another `read` that is under way; `read` must not start one.
     ///
     /// # Errors
-    /// [`AllocError::BackupInParts`] where only some of the bytes are in a backup, or not one behind the other: a chunk under the
-    /// allocation has stayed awake, for example. [`AllocError::BackupInFile`] where they are in a file. [`AllocError::Forked`], [`AllocError::InListener`], and the driver's where its
-    /// copies have no bytes.
+    /// [`AllocError::BackupInParts`] where only some of the bytes are in a backup, or not one behind the other: a chunk under
+    /// the allocation has stayed awake, for example. [`AllocError::BackupInFile`] where they are in a file.
+    /// [`AllocError::Forked`], [`AllocError::InListener`], and the driver's where its copies have no bytes.
     pub fn backup_at<T>(
         &self,
         addr: DeviceAddr,

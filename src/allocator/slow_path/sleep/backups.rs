@@ -1,10 +1,10 @@
 //! The bytes of what sleeps, in stores; and backups that are retained once their blocks have woken.
 //!
 //! A batch has a store of its own for its backup. If it is retained, the store stays when the batch wakes, and each part of a
-//! block that has bytes in it is on record, until the block is freed, or sleeps again: with a backup of the same kind, that is copied
-//! to the same place, so that the host's addresses of the bytes are the same again. Unless most of the store was of blocks that are
-//! no more: then what sleeps gets another one, and so what is retained is at most twice as large as the blocks that it is of, apart
-//! from blocks that stayed awake since. Files are not retained.
+//! block that has bytes in it is on record, until the block is freed, or sleeps again: with a backup of the same kind, that is
+//! copied to the same place, so that the host's addresses of the bytes are the same again. Unless most of the store was of
+//! blocks that are no more: then what sleeps gets another one, and so what is retained is at most twice as large as the blocks
+//! that it is of, apart from blocks that stayed awake since. Files are not retained.
 //!
 //! - B1  of the blocks on record, those that have not been freed, and no others, have a mark. So a free does not look here: what it
 //!   leaves on record is dropped later, and counts for nothing until then.
@@ -126,8 +126,8 @@ impl<D: Driver> SlowPath<'_, D> {
         self.mapper.asleep_mut().retained.stores.extend(batch.backup.take());
     }
 
-    /// Gives the stores of retained backups back that have no bytes of live blocks any more. What the driver refuses to take is kept
-    /// for the end.
+    /// Gives the stores of retained backups back that have no bytes of live blocks any more. What the driver refuses to take is
+    /// kept for the end.
     pub fn drop_unused_backups(&mut self) {
         let mut retained = std::mem::take(&mut self.mapper.asleep_mut().retained);
         retained.parts.retain(|part| self.with_state(part, |state| state.has_backup(part.at())));
