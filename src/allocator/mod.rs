@@ -9,8 +9,8 @@
 //! error.rs      errors                             geometry.rs, kind.rs   settings for life, kinds of regions
 //! marks.rs      streams that use memory of others  rules.rs     what may be done with what is mapped
 //! mappings/     which chunk is mapped where        pins.rs, tickets.rs   blocks kept in place, blocks named
-//! sleep.rs      memory given back for a while      copies.rs      its bytes, to the host and back
-//! stores/       where they are meanwhile           host_budget.rs   the host's memory for that
+//! sleep/        memory given back for a while      stores/      where its bytes are meanwhile
+//! host_budget.rs   the host's memory for that
 //! ```
 //!
 //! Threads: any thread may call anything. An allocation or a free of cached memory takes the lock of its stream and
@@ -19,7 +19,6 @@
 
 mod buffer;
 mod builder;
-mod copies;
 mod error;
 mod geometry;
 mod host_budget;

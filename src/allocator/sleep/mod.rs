@@ -1,9 +1,10 @@
 //! Sleep and wake: an allocator gives its memory back and gets it again, at the same addresses.
 //!
 //! ```text
-//! falling.rs   a sleep in steps       waking.rs   a wake in steps
+//! falling.rs   a sleep in steps       waking.rs   a wake in steps       copies.rs   the bytes, to the host and back
 //! ```
 
+mod copies;
 mod falling;
 mod waking;
 

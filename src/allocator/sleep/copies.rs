@@ -5,10 +5,10 @@
 //!
 //! - C1  a slot gets other bytes once its last load has been copied, and written out.
 
-use super::Inner;
-use super::error::AllocError;
-use super::slow_path::{Marked, Span, ToWake};
-use super::stores::{Backup, BackupFile, BackupFileError, Medium, Pageable, Ring, Store, StoreId, Unpinned};
+use super::super::Inner;
+use super::super::error::AllocError;
+use super::super::slow_path::{Marked, Span, ToWake};
+use super::super::stores::{Backup, BackupFile, BackupFileError, Medium, Pageable, Ring, Store, StoreId, Unpinned};
 use crate::driver::{Driver, DriverError, HostMemory, MemoryDriver, StreamDriver};
 use crate::stream::StreamIndex;
 use crate::sync::Arc;
