@@ -1,4 +1,8 @@
-"""What `gapless.torch.explain_oom` costs: the time of training steps as a ratio to that without it, and the seconds of a report."""
+"""What `gapless.torch.explain_oom` costs: the time of training steps as a ratio to that without it, and the seconds of a report.
+
+Instructions are repeatable where time is not: `valgrind --tool=callgrind` counts those of so many steps with `--only`, and the
+difference of two such counts has no start of a program in it.
+"""
 
 import statistics
 import sys
@@ -89,9 +93,19 @@ def main():
     parser = measure.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=3000, help="of a run, each with a history of its own")
+    parser.add_argument("--only", choices=["stock", *WAYS], help="nothing but the steps, in one way, and no report")
     parser.add_argument("--events", type=int, default=1_000_000, help="of the report")
     arguments = parser.parse_args()
     training = Training(measure.prepare())
+    if arguments.only:
+        history = _history.History(torch, WAYS.get(arguments.only, False), MAX_ENTRIES)
+        training.steps(measure.WARM_UP)
+        if arguments.only != "stock":
+            history.start()
+        training.steps(arguments.steps)
+        history.end()
+        measure.finish({"way": arguments.only, "steps": arguments.steps})
+        return
     training.steps(100)
     found = ratios(training, arguments)
     measure.finish({**found, "report": report(training, arguments.events)})
