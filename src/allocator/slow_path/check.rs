@@ -279,7 +279,7 @@ mod tests {
             ("sharers of a block that is not shared", |allocator| {
                 insert(allocator, 0, Extras::new(StreamIndex(0)));
             }),
-            ("invariant 5: blocks, ranges, registered blocks and idle", |allocator| {
+            ("invariant 5: blocks, ranges, registered blocks, and idle", |allocator| {
                 // A chunk that is mapped, but neither behind a block nor for a range.
                 let (elsewhere, listeners) = (ModelDriver::default(), MapListeners::default());
                 let (handle, base) = (elsewhere.create(PAGE).unwrap(), elsewhere.reserve(PAGE, PAGE).unwrap());
