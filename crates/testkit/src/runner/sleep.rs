@@ -267,9 +267,11 @@ impl<D: Device> Runner<D> {
         }
         let lost = self.struck() && self.is_lost_by(error);
         if lost {
-            // Nobody knows how far it came.
+            // Nobody knows how far it came: what goes on falling or waking is claimed, and in no part of the sum.
+            let reserved = self.allocator().reserved_bytes();
             let Instance { oracle, pool, .. } = self.instance_mut();
             oracle.asleep = oracle.live.keys().copied().collect();
+            oracle.abandoned_bytes = reserved;
             if let Some(pool) = pool {
                 pool.asleep = true;
             }
