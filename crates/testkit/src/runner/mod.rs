@@ -155,6 +155,10 @@ impl<D: Device> Runner<D> {
         let mut sum = (0, 0, 0);
         for instance in &mut self.instances {
             let allocator = instance.handles.last().expect("every allocator has a handle");
+            if instance.lost {
+                // What goes on falling asleep or waking is claimed, and what is freed of it.
+                instance.oracle.abandoned_bytes = allocator.reserved_bytes();
+            }
             let stats = instance.oracle.check(&self.world, &self.elsewhere, allocator);
             if let Some(pool) = &instance.pool {
                 pool.check(self.driver.inner());
