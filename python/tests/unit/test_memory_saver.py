@@ -157,7 +157,7 @@ def test_a_region_with_a_backup_is_another_tag(start, told):
     told.clear()
     saver.pause("weights")
     saver.resume("weights")
-    assert told == [("sleep", "weights", name), ("wake",)]
+    assert told == [("sleep", "weights", name), ("wake", "weights", name)]
 
 
 @pytest.mark.parametrize(("options", "backend"), [(PAGEABLE, b"pinned"), (BACKUP, b"mmap")])
@@ -173,7 +173,7 @@ def test_a_region_with_a_pageable_backup_is_a_third_tag(start, told, options, ba
     told.clear()
     saver.pause("weights")
     saver.resume("weights")
-    assert told == [("sleep", "weights", name), ("wake",)]
+    assert told == [("sleep", "weights", name), ("wake", "weights", name)]
 
 
 def test_backups_are_retained_where_the_library_is_told_so(start, told):
@@ -185,7 +185,10 @@ def test_backups_are_retained_where_the_library_is_told_so(start, told):
     saver._binary_wrapper.cdll.retains = True
     saver.resume("a")
     saver.resume(None)
-    assert told[1:] == [("wake", "a with a backup", "retained"), ("wake", "retained")]
+    assert told[1:] == [
+        ("wake", "a with a backup", "retained"),
+        ("wake", "a with a backup", "b with a backup", "retained"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -264,9 +267,8 @@ def test_tags_sleep_and_wake_by_name(start, told, tags):
         ("sleep", "a", "b"),
         ("pause", None),
         ("resume", "weights"),
-        # Nothing else is asleep: all of it wakes or none.
-        ("wake",),
-        ("wake",),
+        ("wake", "a", "b"),
+        ("wake", "a", "b"),
     ]
     # Before the library pauses.
     assert tags.waits == 1

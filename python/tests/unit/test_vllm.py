@@ -26,28 +26,24 @@ class Tags:
     def make(self, tag, kind="ordinary"):
         self.pools.append({"id": (0, len(self.pools)), "kind": kind, "tag": tag})
 
-    def declare(self, device, pool, kind, tag):
-        (found,) = [its for its in self.pools if its["id"] == tuple(pool)]
-        assert kind == found["kind"]
-        found["tag"] = tag
-
     def named(self, tag):
         return [pool["id"] for pool in self.pools if pool["tag"] == tag]
 
-    def sleep(self, name, backup):
-        self.expect_served(("sleep", name, backup))
-        self.sleeping.update(dict.fromkeys(self.named(name), backup))
+    def sleep_each(self, wanted):
+        self.expect_served(("sleep", *wanted))
+        for name, backup in wanted:
+            self.sleeping.update(dict.fromkeys(self.named(name), backup))
         return gapless.torch.Slept()
 
-    def wake(self, name):
-        self.expect_served(("wake", name))
-        for pool in self.named(name):
+    def wake(self, *names):
+        self.expect_served(("wake", *names))
+        for pool in (pool for name in names for pool in self.named(name)):
             self.sleeping.pop(pool, None)
         return 0
 
     def expect_served(self, call):
         self.told.append(call)
-        if self.refused == call[:1] + call[-1:]:
+        if self.refused in call:
             raise gapless.GaplessError(1, "refused")
 
     def asleep(self):
@@ -57,12 +53,9 @@ class Tags:
 @pytest.fixture
 def tags(monkeypatch):
     tags = Tags()
-    for name in ("sleep", "wake", "asleep"):
+    for name in ("wake", "asleep"):
         monkeypatch.setattr(gapless.torch, name, getattr(tags, name))
-    report = lambda function, device, stacks: {"pools": [dict(pool) for pool in tags.pools]}  # noqa: E731
-    monkeypatch.setattr(gapless.vllm._library, "read_json", report)
-    monkeypatch.setattr(gapless.vllm, "_declare", tags.declare)
-    monkeypatch.setattr(gapless.vllm._sleep, "_devices", lambda: [0])
+    monkeypatch.setattr(gapless.vllm._sleep, "sleep_each", tags.sleep_each)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=types.SimpleNamespace(empty_cache=lambda: None)))
     return tags
 
@@ -138,18 +131,14 @@ def test_another_version_is_left_as_it_is(start, monkeypatch, version, numbers):
     assert start(version, numbers)[1] == [], "nobody has asked for gapless"
 
 
-def test_a_call_is_one_sleep_for_each_kind_of_backup_and_one_wake(allocator, tags):
-    before = [dict(pool) for pool in tags.pools]
+def test_a_call_is_one_sleep_and_one_wake(allocator, tags):
     allocator.sleep(("weights", "runtime", "cudagraph"))
-    assert tags.told == [
-        ("sleep", "vllm.weights, vllm.runtime, vllm.cudagraph", "pinned"),
-        ("sleep", "vllm.kv_cache", "discard"),
-    ]
+    kept = [("vllm.weights", "pinned"), ("vllm.kv_cache", "discard"), ("vllm.runtime", "pinned"), ("vllm.cudagraph", "pinned")]
+    assert tags.told == [("sleep", *kept)]
     tags.told.clear()
     allocator.wake_up(["kv_cache"])
-    assert tags.told == [("wake", "vllm.kv_cache, vllm.runtime, vllm.cudagraph")]
+    assert tags.told == [("wake", "vllm.kv_cache", "vllm.runtime", "vllm.cudagraph")]
     assert set(tags.asleep()) == {"vllm.weights"}
-    assert tags.pools == before
 
 
 def test_a_pool_of_a_trainer_is_left_alone(allocator, tags):
@@ -157,27 +146,24 @@ def test_a_pool_of_a_trainer_is_left_alone(allocator, tags):
     assert "weights" not in tags.asleep()
 
 
-@pytest.mark.parametrize("backup", ["pinned", "discard"])
-def test_a_sleep_that_is_refused_changes_nothing(allocator, tags, backup):
-    before = [dict(pool) for pool in tags.pools]
+@pytest.mark.parametrize("refused", [("vllm.runtime", "pinned"), ("vllm.cudagraph", "discard")])
+def test_a_sleep_that_is_refused_changes_nothing(allocator, tags, refused):
     allocator.sleep(("weights",))
     allocator.wake_up([])
     sleeping = dict(tags.sleeping)
-    tags.refused = ("sleep", backup)
+    tags.refused = refused
     with pytest.raises(gapless.GaplessError):
         allocator.sleep(("weights", "runtime"))
     assert tags.sleeping == sleeping, "weights and cache were asleep before"
-    assert tags.pools == before
 
 
 def test_a_wake_that_is_refused_changes_nothing(allocator, tags):
-    before = [dict(pool) for pool in tags.pools]
     allocator.sleep(())
     sleeping = dict(tags.sleeping)
-    tags.refused = ("wake", "vllm.weights, vllm.kv_cache, vllm.runtime, vllm.cudagraph")
+    tags.refused = "vllm.runtime"
     with pytest.raises(gapless.GaplessError):
         allocator.wake_up()
-    assert tags.sleeping == sleeping and tags.pools == before
+    assert tags.sleeping == sleeping
 
 
 def test_what_is_asleep_keeps_its_backup(allocator, caplog):
