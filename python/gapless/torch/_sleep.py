@@ -206,7 +206,7 @@ def pool_of(name: str) -> Any:
         return _tags[name].pools[torch.cuda.current_device()]
 
 
-def wait_fordevices() -> None:
+def wait_for_devices() -> None:
     """Waits until what is queued on the devices that PyTorch uses has completed."""
     import torch
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gapless.torch import _memory_saver
+from gapless.torch import _memory_saver, _sleep
 
 BACKUP = {"enable_cpu_backup": True}
 PAGEABLE = {"enable_cpu_backup": True, "cpu_backup_backend": "mmap"}
@@ -355,3 +355,8 @@ def test_another_version_is_left_as_it_is(start, told):
         start(module=module)
     assert module._TorchMemorySaverImpl is original
     assert "does not know this version of torch_memory_saver" in str(warned[0].message)
+
+
+def test_the_module_has_what_regions_ask_for():
+    asked = ("tag", "sleep", "wake", "backup_of", "pool_of", "wait_for_devices")
+    assert [name for name in asked if not callable(getattr(_sleep, name, None))] == []
