@@ -8,13 +8,16 @@
 //! Threads: not synchronized; the owner holds a lock. Nothing here calls the driver or interprets addresses: views are
 //! only stored and compared.
 
+mod idle;
 mod policy;
 
+pub use idle::IdleTaken;
 pub use policy::{ChunkPolicy, ChunkSizes, Headroom, Wanted};
 
 use crate::driver::ChunkHandle;
 use crate::pages::{PageCount, PageIndex};
-use std::collections::{BTreeMap, HashSet};
+use idle::IdleChunks;
+use std::collections::HashSet;
 
 /// Number of a chunk in its pool. Reused after the chunk is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,35 +77,18 @@ impl Chunk {
     }
 }
 
-/// Which idle chunks are taken while they stay in the pool: of each size, so many from the first one on. Chunks that become
-/// idle meanwhile come behind them; none of those that are taken may leave the pool.
-#[derive(Debug, Default)]
-pub struct IdleTaken(BTreeMap<PageCount, usize>);
-
-impl IdleTaken {
-    /// Takes the first chunk of that size which is not taken.
-    pub fn take(&mut self, pages: PageCount) {
-        *self.0.entry(pages).or_default() += 1;
-    }
-
-    fn of_size(&self, pages: PageCount) -> usize {
-        self.0.get(&pages).copied().unwrap_or(0)
-    }
-}
-
 /// The chunks of one allocator, and its budget.
 #[derive(Debug)]
 pub struct ChunkPool {
     chunks: Vec<Option<Chunk>>,
     vacant: Vec<u32>,
-    idle: BTreeMap<PageCount, Vec<ChunkId>>,
+    idle: IdleChunks,
     page_bytes: u64,
     held_pages: PageCount,
     peak_held_pages: PageCount,
     created_pages: PageCount,
     created_chunks: u64,
     peak_len: usize,
-    idle_pages: PageCount,
     range_pages: PageCount,
     registered_pages: PageCount,
     withheld_pages: PageCount,
@@ -122,14 +108,13 @@ impl ChunkPool {
         Self {
             chunks: Vec::new(),
             vacant: Vec::new(),
-            idle: BTreeMap::new(),
+            idle: IdleChunks::new(),
             page_bytes,
             held_pages: PageCount::ZERO,
             peak_held_pages: PageCount::ZERO,
             created_pages: PageCount::ZERO,
             created_chunks: 0,
             peak_len: 0,
-            idle_pages: PageCount::ZERO,
             range_pages: PageCount::ZERO,
             registered_pages: PageCount::ZERO,
             withheld_pages: PageCount::ZERO,
@@ -194,7 +179,7 @@ impl ChunkPool {
 
     /// Returns the size of the chunks that are not mapped, in bytes.
     pub fn idle_bytes(&self) -> u64 {
-        self.idle_pages.bytes(self.page_bytes)
+        self.idle.pages().bytes(self.page_bytes)
     }
 
     /// Returns the size of the chunks that belong to growable ranges, in bytes.
@@ -408,49 +393,33 @@ impl ChunkPool {
     fn set_idle(&mut self, id: ChunkId, idle: bool) {
         let pages = self.get(id).pages;
         if idle {
-            let of_size = self.idle.entry(pages).or_default();
-            let at = u32::try_from(of_size.len()).expect("fewer than 2^32 chunks");
-            of_size.push(id);
-            self.get_mut(id).idle_at = Some(at);
-            self.idle_pages += pages;
+            self.get_mut(id).idle_at = Some(self.idle.add(id, pages));
             return;
         }
-        let at = self.get_mut(id).idle_at.take().expect("I1: an idle chunk is listed") as usize;
-        let of_size = self.idle.get_mut(&pages).expect("I1: an idle chunk is listed");
-        of_size.swap_remove(at);
-        let moved = of_size.get(at).copied();
-        if of_size.is_empty() {
-            self.idle.remove(&pages);
+        let at = self.get_mut(id).idle_at.take().expect("I1: an idle chunk is listed");
+        if let Some(moved) = self.idle.remove(at, pages) {
+            self.get_mut(moved).idle_at = Some(at);
         }
-        if let Some(moved) = moved {
-            self.get_mut(moved).idle_at = u32::try_from(at).ok();
-        }
-        self.idle_pages -= pages;
     }
 
     /// Returns the largest idle chunk of at most `pages` pages that is not taken, and its pages.
     pub fn idle_up_to(&self, pages: PageCount, taken: &IdleTaken) -> Option<(ChunkId, PageCount)> {
-        let first = |(size, ids): (&PageCount, &Vec<ChunkId>)| {
-            #[cfg(test)]
-            crate::testing::step();
-            Some((*ids.get(taken.of_size(*size))?, *size))
-        };
-        self.idle.range(..=pages).rev().find_map(first)
+        self.idle.up_to(pages, taken)
     }
 
     /// Returns the idle chunks of each number of pages, in ascending order.
     pub fn idle_by_pages(&self) -> impl Iterator<Item = (PageCount, &[ChunkId])> {
-        self.idle.iter().map(|(pages, ids)| (*pages, ids.as_slice()))
+        self.idle.by_pages()
     }
 
     /// Returns the largest idle chunk.
     pub fn largest_idle(&self) -> Option<ChunkId> {
-        self.idle.values().next_back()?.last().copied()
+        self.idle.largest()
     }
 
     /// Returns all idle chunks, smallest first.
     pub fn idle(&self) -> impl Iterator<Item = ChunkId> {
-        self.idle.values().flatten().copied()
+        self.idle_by_pages().flat_map(|(_, ids)| ids).copied()
     }
 
     /// Returns all chunks in the order of their numbers.
@@ -473,7 +442,7 @@ impl ChunkPool {
         let pages: PageCount = self.iter().map(|(_, chunk)| chunk.pages).sum();
         assert_eq!(pages, self.held_pages, "I1: pages held");
         let idle: PageCount = self.idle().map(|id| self.get(id).pages).sum();
-        assert_eq!(idle, self.idle_pages, "I1: idle pages");
+        assert_eq!(idle, self.idle.pages(), "I1: idle pages");
         let lent_to = |to| -> PageCount {
             self.iter().filter(|(_, chunk)| chunk.lent_out == Some(to)).map(|(_, chunk)| chunk.pages).sum()
         };
@@ -487,8 +456,7 @@ impl ChunkPool {
         let capacity: usize = self.iter().map(|(_, chunk)| chunk.stale.capacity()).sum();
         assert_eq!(capacity, self.stale_capacity, "I2: memory of lists of stale views");
         for (id, chunk) in self.iter() {
-            let of_size = self.idle.get(&chunk.pages).map_or(&[][..], Vec::as_slice);
-            let listed = chunk.idle_at.is_some_and(|at| of_size.get(at as usize) == Some(&id));
+            let listed = chunk.idle_at.is_some_and(|at| self.idle.at(at, chunk.pages) == Some(id));
             assert_eq!(listed, self.is_idle(id), "I1: chunk {id:?} is listed wrongly");
             assert!(
                 chunk.active.is_none_or(|active| !chunk.stale.contains(&active)),
@@ -544,7 +512,7 @@ mod tests {
     fn check_names_what_is_broken() {
         let breaks: &[Break<ChunkPool>] = &[
             ("I1: pages held", |pool| pool.held_pages += PageCount(1)),
-            ("I1: idle pages", |pool| pool.idle_pages += PageCount(1)),
+            ("I1: idle pages", |pool| _ = pool.idle.add(ChunkId(0), PageCount(1))),
             ("I1: chunk ChunkId(1) is listed wrongly", |pool| pool.chunks[1].as_mut().unwrap().idle_at = None),
             ("I1: the active view of ChunkId(0) is also stale", |pool| {
                 let chunk = pool.chunks[0].as_mut().unwrap();
