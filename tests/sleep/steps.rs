@@ -61,6 +61,18 @@ fn a_wake_that_is_not_finished_leaves_everything_asleep() {
     }
 }
 
+/// Finishes a sleep, and wakes; or does not finish it.
+fn end(falling: FallingAsleep<'_, HostDriver>, allocator: &Allocator<HostDriver>, finishes: bool) {
+    if finishes {
+        assert!(falling.finish().unwrap().asleep_bytes > 0);
+        allocator.check();
+        allocator.wake(NOW).unwrap();
+    } else {
+        drop(falling);
+    }
+    allocator.check();
+}
+
 /// Between the steps, others free what sleeps and allocate, and what is unmapped is nobody's: neither its addresses nor its chunks.
 #[test]
 fn others_allocate_and_free_between_the_steps() {
@@ -81,14 +93,7 @@ fn others_allocate_and_free_between_the_steps() {
         for addr in &fresh {
             driver.fill(MAIN, *addr, PAGE, 99).unwrap();
         }
-        if finishes {
-            assert!(falling.finish().unwrap().asleep_bytes > 0);
-            allocator.check();
-            allocator.wake(NOW).unwrap();
-        } else {
-            drop(falling);
-        }
-        allocator.check();
+        end(falling, &allocator, finishes);
         verify(&allocator, &blocks);
         verify(&allocator, &fresh.iter().map(|addr| (*addr, PAGE, 99)).collect::<Vec<_>>());
         blocks.iter().map(|(addr, ..)| addr).chain(&fresh).for_each(|addr| allocator.free(*addr).unwrap());
@@ -112,14 +117,7 @@ fn kept_mappings_are_there_again() {
             driver.fill(MAIN, addr, bytes, seed as u64 + 10).unwrap();
             used.push((addr, bytes, seed as u64 + 10, true));
         }
-        if finishes {
-            falling.finish().unwrap();
-            allocator.check();
-            allocator.wake(NOW).unwrap();
-        } else {
-            drop(falling);
-        }
-        allocator.check();
+        end(falling, &allocator, finishes);
         verify_kept(&allocator, &used);
         assert_eq!(driver.take_violations(), []);
         end_kept(allocator, &used);

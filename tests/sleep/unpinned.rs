@@ -160,11 +160,13 @@ fn pageable_backups_are_retained_and_files_are_not() {
     allocator.wake(RETAINING).unwrap();
     verify(&allocator, &blocks);
     assert_eq!(shown(&blocks)[..new], same);
-    for (kind, at_the_same) in [(Backup::Pinned, false), (Backup::Pinned, true), (Backup::Pageable, false)] {
+    // Another kind is in other memory, which may have the addresses of the former.
+    for (kind, is_another) in [(Backup::Pinned, true), (Backup::Pinned, false), (Backup::Pageable, true)] {
         let before = shown(&blocks);
         allocator.sleep(kind).unwrap();
         allocator.check();
-        assert_eq!(shown(&blocks) == before, at_the_same, "{kind:?}");
+        assert!(is_another || shown(&blocks) == before, "{kind:?}");
+        assert_eq!(world.driver.usage().host_memory > 0, kind == Backup::Pinned, "{kind:?}");
         allocator.wake(RETAINING).unwrap();
         verify(&allocator, &blocks);
     }

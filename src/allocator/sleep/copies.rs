@@ -44,30 +44,23 @@ struct Move<'a> {
 
 impl<D: Driver> Inner<D> {
     /// Waits for what `lane` is ordered behind, and copies what was `marked` to the host, if it is not discarded: to stores that
-    /// are retained, or to a new one.
+    /// are retained, or to a new one, which the batch that falls asleep has from the start.
     ///
     /// # Errors
-    /// [`AllocError::HostMemory`], [`AllocError::BackupFile`], and the driver's, with the new store, which copies may still write
-    /// to.
-    #[allow(clippy::result_large_err, reason = "moved once in a sleep")]
-    pub(super) fn copy_out(
-        &self,
-        lane: StreamIndex,
-        backup: Backup,
-        marked: &Marked,
-    ) -> Result<Option<Store>, (AllocError, Option<Store>)> {
-        self.clear_slots(lane).map_err(|error| (error.into(), None))?;
+    /// [`AllocError::HostMemory`], [`AllocError::BackupFile`], and the driver's. Copies may still be under way.
+    pub(super) fn copy_out(&self, lane: StreamIndex, backup: Backup, marked: &Marked) -> Result<(), AllocError> {
+        self.clear_slots(lane)?;
         let spans = if backup == Backup::Discard { &[] } else { &marked.spans[..] };
         let bytes = spans.iter().filter(|span| span.retained_in.is_none()).map(|span| span.bytes).sum();
-        let store = self.new_store(backup, bytes).map_err(|error| (error, None))?;
+        let store = self.new_store(backup, bytes)?;
+        if let Some(store) = &store {
+            self.door.set_backup(store.clone());
+        }
         let stores: HashMap<StoreId, &Store> =
             marked.retained.iter().chain(&store).map(|store| (store.id, store)).collect();
         let own = store.as_ref().map(|store| store.id);
         let placed = spans.iter().filter_map(|span| Some((stores[&span.retained_in.or(own)?], *span)));
-        match self.copy_to(lane, placed) {
-            Ok(()) => Ok(store),
-            Err(error) => Err((error, store)),
-        }
+        self.copy_to(lane, placed)
     }
 
     /// Copies spans to their stores, and waits for that.

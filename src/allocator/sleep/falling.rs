@@ -2,7 +2,7 @@
 
 use super::super::error::AllocError;
 use super::super::slow_path::{Excluded, FellAsleep, SlowPath};
-use super::super::stores::{Backup, Store};
+use super::super::stores::Backup;
 use super::super::{Allocator, Inner};
 use super::{Slept, bytes_of};
 use crate::driver::Driver;
@@ -26,27 +26,12 @@ pub struct FallingAsleep<'a, D: Driver> {
     held_before: u64,
     /// Chunks that could not be unmapped, and stay awake.
     excluded: Excluded,
-    /// `None` where there is nothing to sleep.
-    fall: Option<Fall>,
+    /// The allocator's own stream, unless there is nothing to sleep.
+    lane: Option<StreamIndex>,
+    /// Whether it is without mappings. The chunks are held still.
+    is_unmapped: bool,
     slept: Slept,
     _alone: MutexGuard<'a, ()>,
-}
-
-/// How far it is.
-#[derive(Debug)]
-enum Fall {
-    /// Marked, and copied to the host.
-    Copied {
-        /// The allocator's own stream.
-        lane: StreamIndex,
-        /// The new memory of the host with the bytes.
-        store: Option<Store>,
-    },
-    /// Without mappings. The chunks are held still.
-    Unmapped {
-        /// The allocator's own stream.
-        lane: StreamIndex,
-    },
 }
 
 impl<D: Driver> Allocator<D> {
@@ -62,7 +47,8 @@ impl<D: Driver> Allocator<D> {
             backup,
             held_before: 0,
             excluded: Excluded::new(),
-            fall: None,
+            lane: None,
+            is_unmapped: false,
             slept: Slept::default(),
             _alone: inner.sleeping.lock(),
         };
@@ -79,23 +65,18 @@ impl<D: Driver> FallingAsleep<'_, D> {
     /// # Errors
     /// As [`Allocator::sleep`]. Everything is awake; only what the driver refuses to map again is asleep.
     pub fn unmap(&mut self) -> Result<(), AllocError> {
-        loop {
-            // Whatever the outcome, the slow path has the backup.
-            let (lane, store) = match self.fall.take() {
-                Some(Fall::Copied { lane, store }) => (lane, store),
-                other => {
-                    self.fall = other;
-                    return Ok(());
-                }
-            };
-            match self.inner.door.enter(&self.inner.shared, |path| path.unmap_falling(lane, store))? {
-                FellAsleep::All => self.fall = Some(Fall::Unmapped { lane }),
+        while let Some(lane) = self.lane.filter(|_| !self.is_unmapped) {
+            // Awake unless all of it is unmapped.
+            self.lane = None;
+            match self.inner.door.enter(&self.inner.shared, |path| path.unmap_falling(lane))? {
+                FellAsleep::All => (self.lane, self.is_unmapped) = (Some(lane), true),
                 FellAsleep::Not(chunks) => {
                     self.excluded.extend(chunks);
                     self.mark_and_copy()?;
                 }
             }
         }
+        Ok(())
     }
 
     /// Gives the memory back to the driver, once it is [unmapped](Self::unmap).
@@ -104,7 +85,7 @@ impl<D: Driver> FallingAsleep<'_, D> {
     /// As `unmap`. Once that was called, only [`AllocError::Forked`] and the error with which the device was lost.
     pub fn finish(mut self) -> Result<Slept, AllocError> {
         self.unmap()?;
-        if self.fall.take().is_some() {
+        if self.lane.take().is_some() {
             let release = |path: &mut SlowPath<'_, D>| Ok(path.release_unmapped());
             self.slept.asleep_bytes = self.inner.door.enter(&self.inner.shared, release)?;
         }
@@ -122,22 +103,16 @@ impl<D: Driver> FallingAsleep<'_, D> {
         let Some(marked) = marked else { return Ok(()) };
         self.slept.live_bytes = marked.live_bytes;
         self.slept.copied_bytes = if self.backup == Backup::Discard { 0 } else { bytes_of(&marked.spans) };
-        let (store, copied) = match self.inner.copy_out(lane, self.backup, &marked) {
-            Ok(store) => (store, Ok(())),
-            Err((error, store)) => (store, Err(error)),
-        };
-        self.fall = Some(Fall::Copied { lane, store });
-        copied
+        self.lane = Some(lane);
+        self.inner.copy_out(lane, self.backup, &marked)
     }
 }
 
 impl<D: Driver> Drop for FallingAsleep<'_, D> {
     fn drop(&mut self) {
-        let Some(fall) = self.fall.take() else { return };
-        // What the driver refuses now is done by the next call.
-        let _ = self.inner.door.enter(&self.inner.shared, |path| match fall {
-            Fall::Copied { lane, store } => path.abandon_fall(lane, store),
-            Fall::Unmapped { lane } => path.end_fall(lane),
-        });
+        if let Some(lane) = self.lane.take() {
+            // What the driver refuses now is done by the next call.
+            let _ = self.inner.door.enter(&self.inner.shared, |path| path.end_fall(lane));
+        }
     }
 }

@@ -22,7 +22,6 @@ pub struct Waking<'a, D: Driver> {
     inner: &'a Inner<D>,
     /// What was mapped, and the allocator's own stream. `None` where nothing is asleep.
     mapped: Option<(StreamIndex, ToWake)>,
-    woken: Woken,
     is_copied: bool,
     _alone: MutexGuard<'a, ()>,
 }
@@ -38,12 +37,7 @@ impl<D: Driver> Allocator<D> {
         let inner = &*self.inner;
         let alone = inner.sleeping.lock();
         let mapped = inner.map_asleep(wait)?;
-        let mut woken = Woken::default();
-        if let Some((_, to_wake)) = &mapped {
-            woken.mapped_bytes = to_wake.bytes;
-            woken.copied_bytes = to_wake.copies.iter().map(|(_, span)| span.bytes).sum();
-        }
-        Ok(Waking { inner, mapped, woken, is_copied: false, _alone: alone })
+        Ok(Waking { inner, mapped, is_copied: false, _alone: alone })
     }
 }
 
@@ -66,13 +60,13 @@ impl<D: Driver> Waking<'_, D> {
     /// As `copy`. Once that was called, only [`AllocError::Forked`] and the error with which the device was lost.
     pub fn finish(mut self, retain: bool) -> Result<Woken, AllocError> {
         self.copy()?;
-        if self.mapped.take().is_some() {
-            self.inner.door.enter(&self.inner.shared, |path| {
-                path.get_up(retain);
-                Ok(())
-            })?;
-        }
-        Ok(self.woken)
+        let Some((_, to_wake)) = self.mapped.take() else { return Ok(Woken::default()) };
+        self.inner.door.enter(&self.inner.shared, |path| {
+            path.get_up(retain);
+            Ok(())
+        })?;
+        let copied_bytes = to_wake.copies.iter().map(|(_, span)| span.bytes).sum();
+        Ok(Woken { mapped_bytes: to_wake.bytes, copied_bytes })
     }
 }
 

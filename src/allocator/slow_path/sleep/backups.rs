@@ -14,7 +14,7 @@
 use super::super::super::error::AllocError;
 use super::super::super::stores::{Backup, Store, StoreId};
 use super::super::super::streams::directory::Owner;
-use super::super::SlowPath;
+use super::super::{Door, SlowPath};
 use super::{Batch, Phase, Sleeper, Span};
 use crate::driver::Driver;
 use crate::units::DeviceAddr;
@@ -48,6 +48,14 @@ impl Sleeper {
     /// The store that a part on record has its bytes in.
     fn store(&self) -> StoreId {
         self.retained_in.expect("what is on record has its bytes in a store")
+    }
+}
+
+impl Door {
+    /// Gives the batch that falls asleep the store for its backup, whatever has happened to the device.
+    pub fn set_backup(&self, store: Store) {
+        let mut mapper = self.lock();
+        mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep").backup = Some(store);
     }
 }
 

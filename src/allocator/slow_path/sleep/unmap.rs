@@ -1,7 +1,6 @@
 //! From falling asleep to asleep: memory is unmapped, all of it or none, and then goes back to the driver.
 
 use super::super::super::error::AllocError;
-use super::super::super::stores::Store;
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
@@ -28,8 +27,7 @@ impl<D: Driver> SlowPath<'_, D> {
     ///
     /// # Errors
     /// The driver's. Everything is awake, unless the driver refuses to map something again: that is asleep then.
-    pub fn unmap_falling(&mut self, lane: StreamIndex, backup: Option<Store>) -> Result<FellAsleep, AllocError> {
-        self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep").backup = backup;
+    pub fn unmap_falling(&mut self, lane: StreamIndex) -> Result<FellAsleep, AllocError> {
         if let Err(error) = self.progress().settle_pending() {
             self.stay_awake();
             return Err(error.into());
@@ -179,20 +177,12 @@ impl<D: Driver> SlowPath<'_, D> {
         restored.map_err(|failed| failed.error)
     }
 
-    /// Ends a fall whose copies to `backup` failed, once those that were queued are over.
-    ///
-    /// # Errors
-    /// The driver's: it goes on falling, so that nothing which a copy reads is unmapped, until [`end_fall`](Self::end_fall).
-    pub fn abandon_fall(&mut self, lane: StreamIndex, backup: Option<Store>) -> Result<(), AllocError> {
-        self.mapper.asleep_mut().batches_mut().last_mut().expect("a batch falls asleep").backup = backup;
-        self.end_fall(lane)
-    }
-
     /// Ends what goes on falling, if anything does, once the copies are over, what is unmapped, and what may be in use, once it is
     /// not.
     ///
     /// # Errors
-    /// The driver's, and [`AllocError::CannotWait`] during a capture for what may be in use: it goes on.
+    /// The driver's, so that nothing which a copy reads is unmapped, and [`AllocError::CannotWait`] during a capture for what
+    /// may be in use: it goes on.
     pub fn end_fall(&mut self, lane: StreamIndex) -> Result<(), AllocError> {
         match self.mapper.asleep().batches().last().map(|batch| batch.phase) {
             Some(Phase::Falling) => {}
