@@ -1,10 +1,10 @@
 """torch_memory_saver on gapless: its interface, unchanged, over tags that sleep and wake.
 
 A region is a tag of gapless: pausing puts the tag to sleep, and resuming wakes it, whole or not at all. Of those of one name,
-regions with a backup are a tag of their own for each kind of memory that their bytes are kept in, pinned and pageable. Regions whose
-backup is to be on disk and those in a capture have memory that its own library maps, and so has in its mode ``preload`` what is captured, what is of a device
-that is not the current one, and what is outside of regions. Each tag of that is paused and resumed in turns: the library ends the
-process where one is paused or resumed twice.
+regions with a backup are a tag of their own for each kind of memory that their bytes are kept in, pinned and pageable. Regions
+whose backup is to be on disk and those in a capture have memory that its own library maps, and so has in its mode ``preload``
+what is captured, what is of a device that is not the current one, and what is outside of regions. Each tag of that is paused and
+resumed in turns: the library ends the process where one is paused or resumed twice.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def tag(name: str, backup: Optional[str] = None) -> contextlib.AbstractContextMa
     ``backup`` says what becomes of its bytes while it sleeps, unless a :func:`sleep` says otherwise: ``"pinned"``, which is the
     default, copies them to pinned memory of the host, and ``"pageable"`` to ordinary memory; ``"file"`` writes them to a file
     without a name in the directory that ``GAPLESS_CONF=backups:DIRECTORY`` names, of which nothing is left when the process ends;
-    with ``"discard"`` they are lost. The last call that gives one counts. Pools of graphs that are captured inside have the tag, too. Inside several, the last one counts.
+    with ``"discard"`` they are lost. The last call that gives one counts. Pools of graphs that are captured inside have the tag,
+    too. Inside several, the last one counts.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"a tag needs a name, which {name!r} is not")
@@ -107,8 +108,8 @@ def sleep(*tags: str, backup: Optional[str] = None) -> Slept:
 
     Stays awake, and is counted in the result: what another process has open, or is pinned otherwise.
 
-    Raises ``gapless.GaplessError``: in a capture, in a forked process, where the driver fails, as for want of pinned memory, or where
-    a file cannot have the bytes.
+    Raises ``gapless.GaplessError``: in a capture, in a forked process, where the driver fails, as for want of pinned memory, or
+    where a file cannot have the bytes.
     """
     if backup is not None:
         _number_of(backup)
@@ -164,7 +165,7 @@ def wake(*tags: str, wait: float = 0.0, retain: bool = False) -> int:
 
 
 def backup_of(tensor: Any, copy: bool = True) -> Any:
-    """The bytes of a contiguous tensor as the host's memory has them: a tensor there. ``None`` where they are in no backup, or none.
+    """The bytes of a contiguous tensor as the host's memory has them: a tensor there. ``None`` where they are in no backup.
 
     That is while the tensor's memory is asleep with a backup, and after a :func:`wake` with ``retain``. Without a ``copy``, the
     result is the backup itself: it is not to be used any more once the tensor's memory wakes, sleeps again or is freed, or with a
