@@ -205,6 +205,11 @@ fn count_text(total: &mut usize, bytes: usize, limits: &Limits) -> Result<(), Re
     if *total > limits.text_bytes { Err(ReadErrorKind::TooMuchText { limit: limits.text_bytes }) } else { Ok(()) }
 }
 
+/// Whether a trimmed line is one of the text format: an op, a comment, or a part of the header.
+pub(crate) fn is_line(line: &str) -> bool {
+    line.starts_with('#') || parse(line).is_ok()
+}
+
 fn parse(line: &str) -> Result<TraceOp, ReadErrorKind> {
     let (op, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let mut words = rest.split_whitespace().peekable();

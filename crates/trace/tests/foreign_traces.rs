@@ -179,12 +179,23 @@ fn an_rmm_log_becomes_a_trace() {
     }
 }
 
-/// A mark may have any label, also one that names the columns of a log.
+/// A mark may have any label, a header any text, and an op any tag: also one that names the columns of a log.
 #[test]
-fn a_mark_that_names_columns_is_no_log() {
-    let trace = Trace::read("t", &b"m ,Action,Pointer,Size,Stream\na 1 512 0\n"[..]).unwrap();
-    assert_eq!(trace.labels().collect::<Vec<_>>(), [",Action,Pointer,Size,Stream"]);
-    assert_eq!(trace.ops().len(), 2);
+fn a_line_of_a_trace_that_names_columns_is_no_log() {
+    let columns = ",Action,Pointer,Size,Stream";
+    for mark in [format!("m {columns}"), format!("m\t{columns}"), format!("\u{feff} m {columns}")] {
+        let trace = Trace::read("t", format!("{mark}\na 1 512 0\n").as_bytes()).unwrap();
+        assert_eq!(trace.labels().collect::<Vec<_>>(), [columns], "{mark:?}");
+        assert_eq!(trace.ops().len(), 2, "{mark:?}");
+    }
+    for op in ["w", "s", "a 1 512 0"] {
+        let content = if op == "s" { " keep" } else { "" };
+        let trace = Trace::read("t", format!("{op} {columns}{content}\n").as_bytes()).unwrap();
+        assert_eq!(trace.tags().collect::<Vec<_>>(), [columns], "{op}");
+        assert_eq!(trace.ops().len(), 1, "{op}");
+    }
+    let trace = Trace::read("t", format!("# made{columns}\na 1 512 0\n").as_bytes()).unwrap();
+    assert_eq!(trace.ops().len(), 1);
 }
 
 #[test]

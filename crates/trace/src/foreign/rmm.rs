@@ -8,16 +8,16 @@
 //! at the handle alone, too: what the first one freed serves the second.
 
 use super::super::error::excerpt;
-use super::super::text::{Filler, reading_failed, unpack, without_mark};
+use super::super::text::{Filler, is_line, reading_failed, unpack, without_mark};
 use super::super::{Header, Limits, ReadError, ReadErrorKind, RecordedAllocator, Trace};
 use super::{Event, Events};
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
 
-/// Whether a file begins as a log does. A mark of the text format, which may have any label, is no header.
+/// Whether a file begins as a log does. A line of the text format, which may have any label or tag, is no header.
 pub fn is_log(start: &[u8]) -> bool {
     let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    !line.starts_with(b"m ") && std::str::from_utf8(line).is_ok_and(|line| Columns::of(&fields(line)).is_some())
+    std::str::from_utf8(line).is_ok_and(|line| !is_line(line.trim()) && Columns::of(&fields(line)).is_some())
 }
 
 /// Where the columns of a log are. Logs of 2020 have no thread, and tables that were saved by pandas have a column more.
