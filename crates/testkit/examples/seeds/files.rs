@@ -33,6 +33,7 @@ pub fn traces() -> Seeds {
         ("whole", text.to_vec()),
         ("out_of_memory", small.to_vec()),
         ("sleeps", sleeps.to_vec()),
+        ("tag_of_columns", b"#\nw ,Action,Pointer,Size,Stream\n".to_vec()),
         ("two_gzips", [gzip(text), gzip(small)].concat()),
         ("rmm", log.to_vec()),
         ("rmm_gzip", gzip(log)),
