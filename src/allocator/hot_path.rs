@@ -117,8 +117,8 @@ impl<D: Driver> Inner<D> {
             return Err(self.refuse(addr));
         };
         self.count_free(owner, &mut state, &block);
-        state.let_go((owner.region, offset), fences);
-        streams.note_pending(stream.index, !state.pending.is_empty());
+        state.let_go(owner.stream, (owner.region, offset), fences);
+        streams.note_pending(stream.index, &state);
         drop(state);
         // Seal early, so that the events complete as soon as they can; what fails here is tried again when needed.
         for user in users {

@@ -52,6 +52,17 @@ impl<D: Driver> Pin<D> {
         inner.door.enter(&inner.shared, |path| Ok(path.chunks_under(self.owner, self.offset, self.bytes)))
     }
 
+    /// Says that somebody may keep what is under the block for as long as they like: once it is freed and nothing uses it any more,
+    /// the chunks that lie under it alone go back to the driver, and new ones come in their place, which they do not see. That
+    /// is done by the next request that needs memory, by [`trim`](Allocator::trim) or by a sleep; until then, the bytes count as pending.
+    /// Of a chunk that it shares with other blocks, its bytes are ordinary free memory.
+    ///
+    /// Where [mappings are kept](super::Builder::keep_mappings), the bytes are not used again before the allocator ends.
+    pub fn expose(&self) {
+        let stream = self.allocator.inner.shared.streams.get(self.owner.stream);
+        stream.lock().expose((self.owner.region, self.offset));
+    }
+
     /// The address of the first byte.
     pub fn addr(&self) -> DeviceAddr {
         self.addr
@@ -95,7 +106,7 @@ impl<D: Driver> Inner<D> {
         let stream = self.shared.streams.get(owner.stream);
         let mut state = stream.lock();
         if state.unpin((owner.region, offset)) {
-            self.shared.streams.note_pending(owner.stream, !state.pending.is_empty());
+            self.shared.streams.note_pending(owner.stream, &state);
         }
     }
 }

@@ -33,7 +33,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// # Errors
     /// [`AllocError::NotFree`], [`AllocError::CannotWait`] and the driver's; nothing has changed.
     pub fn alloc_again(&mut self, wanted: Wanted, request: Request) -> Result<(), AllocError> {
-        self.progress().settle_pending()?;
+        self.settle_pending()?;
         loop {
             let passed = self.wait_for_owner(wanted, request)?;
             if self.take_free(wanted, request, passed) {

@@ -90,7 +90,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         loop {
             #[cfg(test)]
             self.path.shared.counters.rounds.fetch_add(1, crate::sync::Ordering::Relaxed);
-            self.settle_pending()?;
+            self.path.settle_pending()?;
             if let Some(addr) = self.take_cached() {
                 return Ok(addr);
             }
@@ -128,10 +128,6 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
             || self.settle_left_behind()?
             || self.look_at_device();
         Ok(if another_round { Round::Again } else { Round::Exhausted })
-    }
-
-    fn settle_pending(&self) -> Result<(), DriverError> {
-        self.path.progress().settle_pending()
     }
 
     /// The hot path once more, under the mapper's lock and in all regions.

@@ -4,7 +4,7 @@
 use super::super::geometry::Geometry;
 use super::super::mappings::Mappings;
 use super::sleep::Batches;
-use crate::physical::ChunkSizes;
+use crate::physical::{ChunkId, ChunkSizes};
 use crate::units::DeviceAddr;
 use std::ops::{Deref, DerefMut};
 
@@ -16,6 +16,7 @@ pub struct Mapper {
     left_behind: Vec<(DeviceAddr, u64)>,
     next_arena: (usize, u64),
     asleep: Batches,
+    unreleased: Vec<ChunkId>,
 }
 
 impl Mapper {
@@ -27,6 +28,7 @@ impl Mapper {
             left_behind: Vec::new(),
             next_arena: geometry.first_slots,
             asleep: Batches::default(),
+            unreleased: Vec::new(),
         }
     }
 
@@ -48,6 +50,11 @@ impl Mapper {
     /// Forgets a reservation that has been returned after all.
     pub fn forget_left_behind(&mut self, gone: (DeviceAddr, u64)) {
         self.left_behind.retain(|other| *other != gone);
+    }
+
+    /// The exposed chunks that the driver refused to take back. They are withheld.
+    pub fn unreleased_mut(&mut self) -> &mut Vec<ChunkId> {
+        &mut self.unreleased
     }
 
     /// What is asleep.

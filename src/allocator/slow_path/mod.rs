@@ -13,6 +13,7 @@
 //! mapper.rs     what is locked                            registered.rs  blocks that are one chunk
 //! stale.rs      room for further mappings                 pinned.rs      what lies under a pinned block
 //! gather.rs     chunks for ranges                         sleep/         live blocks without memory
+//! exposed.rs    memory that others may have kept
 //! ```
 //!
 //! Threads: any; one at a time is inside. No stream state is locked during a driver call.
@@ -22,6 +23,7 @@ mod addresses;
 mod again;
 mod check;
 mod execute;
+mod exposed;
 mod gather;
 mod growth;
 mod inspect;
@@ -221,6 +223,13 @@ impl<'a, D: Driver> SlowPath<'a, D> {
     /// Lets statistics see what is held now.
     fn publish(&self) {
         self.holdings.lock().update(&self.mapper);
+    }
+
+    /// Frees the blocks that waited for streams which have passed, and gives the memory of exposed ones back to the driver.
+    fn settle_pending(&mut self) -> Result<(), DriverError> {
+        self.progress().settle_pending()?;
+        self.release_exposed();
+        Ok(())
     }
 
     /// Bytes of a page.

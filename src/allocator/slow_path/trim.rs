@@ -46,9 +46,9 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Releases completely free chunks of the regions until at most `keep_bytes` are held. Idle chunks stay.
     pub fn trim_free(&mut self, keep_bytes: u64) -> Result<(), DriverError> {
-        self.progress().settle_pending()?;
+        self.settle_pending()?;
         if self.wait_for_device()? {
-            self.progress().settle_pending()?;
+            self.settle_pending()?;
         }
         if !self.rules().may_unmap() {
             return Ok(());

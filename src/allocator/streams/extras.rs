@@ -30,6 +30,8 @@ pub struct Extras {
     pub has_backup: bool,
     /// Number of times that a part of it was put to sleep.
     pub sleeps: u64,
+    /// Whether somebody may keep the memory that it has: that goes back to the driver once the block is freed.
+    pub exposed: bool,
     /// Of a block that was freed while it was pinned: what it waits for once the last pin is gone.
     pub freed: Option<Vec<Fence>>,
 }
@@ -38,7 +40,8 @@ impl Extras {
     /// Of a live block that was allocated on `home`.
     pub fn new(home: StreamIndex) -> Self {
         let sharers = Sharers::new(home);
-        Self { sharers, pins: 0, ticket: None, asleep: Vec::new(), has_backup: false, sleeps: 0, freed: None }
+        let asleep = Vec::new();
+        Self { sharers, pins: 0, ticket: None, asleep, has_backup: false, sleeps: 0, exposed: false, freed: None }
     }
 }
 
@@ -57,7 +60,7 @@ impl Extras {
     /// Whether the block could as well have none.
     pub fn are_needless(&self, owner: StreamIndex) -> bool {
         let alone = self.sharers.home == owner && self.sharers.others.is_empty();
-        let is_plain = self.pins == 0 && self.ticket.is_none() && !self.has_backup;
+        let is_plain = self.pins == 0 && self.ticket.is_none() && !self.has_backup && !self.exposed;
         alone && is_plain && self.asleep.is_empty() && self.freed.is_none()
     }
 }

@@ -41,7 +41,7 @@ use crate::sync::{Arc, AtomicU64, MutexGuard, Ordering};
 use identity::Known;
 use peak::PeakMeter;
 use readings::{Epochs, Readings};
-use state::{AllStates, Stream};
+use state::{AllStates, Stream, StreamState};
 
 /// The streams of one allocator, and the driver that tells how far they are.
 #[derive(Debug)]
@@ -56,6 +56,8 @@ pub struct Streams<D> {
     known: Known,
     /// The streams in whose regions a block may be pending. Changed with the stream's state locked.
     pending: StreamSet,
+    /// The streams in whose regions exposed memory may be that has to go back to the driver. Changed in the same way.
+    exposed: StreamSet,
     /// The streams with epochs that are sealed and not known to have passed, and some others. Changed with the stream's clock
     /// locked.
     sealed: StreamSet,
@@ -78,6 +80,7 @@ impl<D: Driver> Streams<D> {
             entries: Entries::default(),
             known: Known::default(),
             pending: StreamSet::default(),
+            exposed: StreamSet::default(),
             sealed: StreamSet::default(),
             readings: Readings::default(),
             epoch_limit: geometry.epoch_limit,
@@ -122,9 +125,16 @@ impl<D: Driver> Streams<D> {
         })
     }
 
-    /// Notes whether a block of a stream's regions is pending. Called with its state locked.
-    pub fn note_pending(&self, index: StreamIndex, pending: bool) {
-        self.pending.set(index, pending);
+    /// The streams in whose regions exposed memory may be that has to go back to the driver.
+    pub fn with_exposed(&self) -> impl Iterator<Item = &Stream> {
+        self.exposed.iter().map(|index| self.get(index))
+    }
+
+    /// Notes whether a block of a stream's regions is pending, or exposed and freed. Called with its state, which is this one,
+    /// locked.
+    pub fn note_pending(&self, index: StreamIndex, state: &StreamState) {
+        self.pending.set(index, !state.pending.is_empty());
+        self.exposed.set(index, !state.exposed.is_empty());
     }
 
     /// Notes whether a stream has events that have not completed. Called with its clock, which is this one, locked.

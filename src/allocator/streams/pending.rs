@@ -18,6 +18,8 @@ pub struct Pending {
     pub offset: u64,
     /// The block is free once all of these have passed.
     pub fences: Vec<Fence>,
+    /// Whether its memory goes back to the driver first.
+    pub exposed: bool,
 }
 
 /// A block and the epoch that it waits for.
@@ -170,7 +172,7 @@ mod tests {
     }
 
     fn block(offset: u64, fences: &[Fence]) -> Pending {
-        Pending { region: RegionId::first(RegionKind::Large), offset, fences: fences.to_vec() }
+        Pending { region: RegionId::first(RegionKind::Large), offset, fences: fences.to_vec(), exposed: false }
     }
 
     #[test]

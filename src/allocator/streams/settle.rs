@@ -105,16 +105,13 @@ impl<D: Driver> Progress<'_, D> {
 
     /// Frees pending blocks of a stream, whose state is locked, or lets them wait for the first of the fences they have left.
     fn settle(&self, stream: &Stream, state: &mut StreamState, blocks: impl IntoIterator<Item = Pending>) {
-        let epoch = state.epoch;
         for block in blocks {
             match block.fences.is_empty() {
-                true => {
-                    state.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
-                }
+                true => state.settle(&block),
                 false => state.pending.push(block),
             }
         }
-        self.streams.note_pending(stream.index, !state.pending.is_empty());
+        self.streams.note_pending(stream.index, state);
     }
 
     /// The last epoch that a stream has passed. It is asked unless it has been about this epoch or a later one.

@@ -6,7 +6,7 @@ use super::directory::Owner;
 use super::extras::{BlockAt, Extras};
 use super::pending::Pending;
 use super::state::StreamState;
-use crate::stream::Fence;
+use crate::stream::{Fence, StreamIndex};
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
@@ -96,6 +96,11 @@ impl StreamState {
         region.heap.block(offset).map_or(0, |block| block.size)
     }
 
+    /// Notes that somebody may keep the memory of a pinned block.
+    pub fn expose(&mut self, at: BlockAt) {
+        self.extras.get_mut(&at).expect("a pin is counted").exposed = true;
+    }
+
     /// Takes one pin off a block. With the last one, a block that was freed waits for the streams that used it then; returns
     /// whether that is so.
     pub fn unpin(&mut self, at: BlockAt) -> bool {
@@ -105,22 +110,29 @@ impl StreamState {
             return false;
         }
         let Some(fences) = extras.freed.take() else { return false };
+        let exposed = extras.exposed;
         self.extras.remove(&at);
         self.open_elsewhere_bytes -= self.pinned_bytes(at);
-        self.free_when_passed(Pending { region: at.0, offset: at.1, fences });
+        self.free_when_passed(Pending { region: at.0, offset: at.1, fences, exposed });
         true
     }
 
-    /// Lets a shared block go that has been freed and waits for `fences`: once the last pin is gone, if there is one.
-    pub fn let_go(&mut self, at: BlockAt, fences: Vec<Fence>) {
+    /// Lets a shared block of a region of the stream `owner` go that has been freed and waits for `fences`: once the last pin is
+    /// gone, if there is one. An exposed one waits for that stream, too.
+    pub fn let_go(&mut self, owner: StreamIndex, at: BlockAt, mut fences: Vec<Fence>) {
+        let (open, mut exposed) = (self.open_epoch(), false);
         if let Entry::Occupied(mut of_block) = self.extras.entry(at) {
             let extras = of_block.get_mut();
+            exposed = extras.exposed;
+            if exposed {
+                fences.push(Fence { stream: owner, epoch: open });
+            }
             if !extras.asleep.is_empty() {
                 // What has no memory cannot be handed out before it has, and nobody uses it.
                 let asleep = of_block.remove().asleep;
                 let region = self.region(at.0).expect("a block has a region");
                 for awake in region.heap.claim_parts(at.1, &asleep) {
-                    self.free_when_passed(Pending { region: at.0, offset: awake, fences: fences.clone() });
+                    self.free_when_passed(Pending { region: at.0, offset: awake, fences: fences.clone(), exposed });
                 }
                 return;
             }
@@ -133,6 +145,6 @@ impl StreamState {
             }
             of_block.remove();
         }
-        self.free_when_passed(Pending { region: at.0, offset: at.1, fences });
+        self.free_when_passed(Pending { region: at.0, offset: at.1, fences, exposed });
     }
 }

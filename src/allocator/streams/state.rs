@@ -7,11 +7,13 @@ use super::pending::{Pending, PendingBlocks};
 use super::readings::ClockLock;
 use super::region::{Region, RegionId, Regions};
 use crate::driver::StreamIdentity;
-use crate::heap::{Block, GRANULE};
+use crate::heap::{Block, BlockState, GRANULE};
 use crate::stream::{Reach, StreamClock, StreamIndex, StreamSet};
 use crate::sync::{Arc, AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
 use std::collections::HashMap;
+use std::ops::Range;
+use std::slice;
 
 /// Counts of one stream, under its lock.
 #[derive(Clone, Debug)]
@@ -35,6 +37,15 @@ pub fn size_range(size: u64) -> usize {
     ((size / GRANULE).max(1).ilog2() as usize).min(SIZE_RANGES - 1)
 }
 
+/// Claimed bytes of a region, whose memory somebody else may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exposed {
+    /// The region.
+    pub region: RegionId,
+    /// Offsets in it.
+    pub range: Range<u64>,
+}
+
 /// The state that a stream's lock protects.
 #[derive(Debug)]
 pub struct StreamState {
@@ -54,6 +65,8 @@ pub struct StreamState {
     pub pending: PendingBlocks,
     /// Extras of the blocks that their heaps mark as shared: live ones, and pinned ones that were freed.
     pub extras: HashMap<BlockAt, Extras>,
+    /// Claimed bytes of exposed blocks that were freed, whose memory has to go back to the driver.
+    pub exposed: Vec<Exposed>,
     /// Bytes of the blocks that were freed and that a pin holds.
     pub open_elsewhere_bytes: u64,
     /// Number of the next ticket.
@@ -142,12 +155,44 @@ impl StreamState {
     /// Lets a block, which the heap has as pending, be free once its fences have passed: at once if there are none.
     pub fn free_when_passed(&mut self, block: Pending) {
         if block.fences.is_empty() {
-            let epoch = self.epoch;
-            self.region(block.region).expect("a pending block has a region").heap.settle(block.offset, epoch);
+            self.settle(&block);
             self.dirty = true;
         } else {
             self.pending.push(block);
         }
+    }
+
+    /// Frees a block, which the heap has as pending, whose fences have passed. One that is exposed is claimed, until its memory is
+    /// gone.
+    pub fn settle(&mut self, block: &Pending) {
+        let epoch = self.epoch;
+        let heap = &mut self.region(block.region).expect("a pending block has a region").heap;
+        if block.exposed {
+            let size = heap.block(block.offset).expect("a pending block is in the table").size;
+            let range = block.offset..block.offset + size;
+            heap.claim_parts(block.offset, slice::from_ref(&range));
+            self.exposed.push(Exposed { region: block.region, range });
+        } else {
+            heap.settle(block.offset, epoch);
+        }
+    }
+
+    /// Makes claimed bytes of an exposed block free or unmapped.
+    pub fn end_claim(&mut self, region: RegionId, range: Range<u64>, to: BlockState) {
+        if range.is_empty() {
+            return;
+        }
+        let epoch = self.epoch;
+        let heap = &mut self.region(region).expect("an exposed block has a region").heap;
+        let first = heap.block_around(range.start).expect("the bytes lie in the heap").offset;
+        heap.set(first, range.start, range.end - range.start, to, epoch);
+        self.dirty |= to == BlockState::Free;
+    }
+
+    /// Bytes of blocks that were freed and are not free yet.
+    pub fn pending_bytes(&self) -> u64 {
+        let waiting: u64 = self.regions.iter().map(|(_, region)| region.heap.pending_bytes()).sum();
+        waiting + self.exposed.iter().map(|it| it.range.end - it.range.start).sum::<u64>()
     }
 
     /// Notes how large a live block is that [`take`](Self::take) has not made.
@@ -217,6 +262,7 @@ impl Stream {
                 fenced_bytes: 0,
                 pending: PendingBlocks::default(),
                 extras: HashMap::new(),
+                exposed: Vec::new(),
                 open_elsewhere_bytes: 0,
                 next_ticket: 0,
                 live_bytes: 0,

@@ -69,11 +69,10 @@ impl OutOfMemory {
     }
 
     fn add_stream(&mut self, stream: &Stream, state: &StreamState) {
-        let mut part =
-            StreamUse { stream: stream.id(), live_bytes: state.live_bytes, cached_bytes: 0, pending_bytes: 0 };
+        let (live_bytes, pending_bytes) = (state.live_bytes, state.pending_bytes());
+        let mut part = StreamUse { stream: stream.id(), live_bytes, cached_bytes: 0, pending_bytes };
         for (_, region) in state.regions.iter() {
             part.cached_bytes += region.heap.free_bytes();
-            part.pending_bytes += region.heap.pending_bytes();
             self.live_block_bytes += region.heap.live_block_bytes();
         }
         self.live_bytes += part.live_bytes;

@@ -69,6 +69,7 @@ impl Stats {
         self.allocs += state.tally.allocs;
         self.frees += state.tally.frees;
         self.freed_bytes += state.tally.freed_bytes;
+        self.pending_bytes += state.pending_bytes();
         self.open_elsewhere_bytes += state.open_elsewhere_bytes;
         for (sum, count) in by_size.iter_mut().zip(state.tally.by_size) {
             *sum += count;
@@ -78,7 +79,6 @@ impl Stats {
             self.live_block_bytes += heap.live_block_bytes();
             self.live_allocations += heap.live_count();
             self.cached_bytes += heap.free_bytes();
-            self.pending_bytes += heap.pending_bytes();
             self.pending_allocations += heap.pending_count();
             let largest = heap.largest_free().map_or(0, |block| block.size);
             let largest_cached = &mut self.fragmentation.largest_cached_bytes;

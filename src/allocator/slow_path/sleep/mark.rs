@@ -85,7 +85,7 @@ impl<D: Driver> SlowPath<'_, D> {
         // What comes next may begin where a block did that was freed asleep.
         self.shed_empty_pages();
         self.trim_idle(0);
-        self.progress().settle_pending()?;
+        self.settle_pending()?;
         let mut left = LeftAwake::default();
         let mut batch = Batch::falling();
         for number in 0..self.mapper.segments().len() {

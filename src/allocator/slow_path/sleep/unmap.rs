@@ -28,7 +28,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// # Errors
     /// The driver's. Everything is awake, unless the driver refuses to map something again: that is asleep then.
     pub fn unmap_falling(&mut self, lane: StreamIndex) -> Result<FellAsleep, AllocError> {
-        if let Err(error) = self.progress().settle_pending() {
+        if let Err(error) = self.settle_pending() {
             self.stay_awake();
             return Err(error.into());
         }
