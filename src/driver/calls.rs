@@ -52,6 +52,8 @@ pub enum DriverCall {
     CopyOut,
     /// `cuMemcpyHtoDAsync`.
     CopyIn,
+    /// `cuMemsetD8Async`.
+    Clear,
     /// `cuCtxSynchronize`.
     Synchronize,
     /// Any call that concerns a stream itself: looking it up, creating, destroying, synchronizing.
@@ -62,7 +64,7 @@ pub enum DriverCall {
 
 impl DriverCall {
     /// Every kind, in order of declaration: `ALL[call as usize] == call`.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Open,
         Self::MemoryInfo,
         Self::Reserve,
@@ -85,6 +87,7 @@ impl DriverCall {
         Self::StreamWait,
         Self::CopyOut,
         Self::CopyIn,
+        Self::Clear,
         Self::Synchronize,
         Self::Stream,
         Self::Work,
@@ -115,6 +118,7 @@ impl DriverCall {
             Self::StreamWait => "cuStreamWaitEvent",
             Self::CopyOut => "cuMemcpyDtoHAsync",
             Self::CopyIn => "cuMemcpyHtoDAsync",
+            Self::Clear => "cuMemsetD8Async",
             Self::Synchronize => "cuCtxSynchronize",
             Self::Stream => "cuStream*",
             Self::Work => "cuLaunchKernel",

@@ -219,6 +219,10 @@ impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
     ) -> DriverResult<()> {
         self.call(DriverCall::CopyIn, |inner| inner.copy_in(stream, target, source, offset, bytes))
     }
+
+    fn clear(&self, stream: StreamId, target: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.call(DriverCall::Clear, |inner| inner.clear(stream, target, bytes))
+    }
 }
 
 impl<D: WorkDriver, H: Hook> WorkDriver for Intercepted<D, H> {
@@ -361,6 +365,7 @@ mod tests {
         let memory = script.call(C::HostAlloc, driver.host_alloc(PAGE), HostMemory(0));
         script.call(C::CopyOut, driver.copy_out(lane, memory, 0, addr, PAGE), ());
         script.call(C::CopyIn, driver.copy_in(lane, next, memory, 0, PAGE), ());
+        script.call(C::Clear, driver.clear(lane, next, PAGE), ());
         script.call(C::Stream, driver.destroy_copy_stream(lane), ());
         script.call(C::HostFree, driver.host_free(memory), ());
         script.call(C::Unmap, driver.unmap(addr, 2 * PAGE), ());

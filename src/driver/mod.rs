@@ -332,6 +332,16 @@ pub trait StreamDriver: Send + Sync + 'static {
         Err(no_copies(DriverCall::CopyIn))
     }
 
+    /// Queues setting `bytes` at `target`, on the device, to zero. The range may consist of several mappings.
+    ///
+    /// # Errors
+    /// `NotSupported` where the driver clears nothing.
+    fn clear(&self, stream: StreamId, target: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let _ = (stream, target, bytes);
+        let call = DriverCall::Clear;
+        Err(DriverError::new(call, DriverErrorKind::NotSupported, "this driver clears no memory"))
+    }
+
     /// Blocks the calling thread until everything queued on the device so far has completed, on every stream and in
     /// every graph that is running.
     ///

@@ -87,7 +87,7 @@ impl<D: DeviceDriver> Device<D> {
             pins: ByAddress::new(),
             registered: RegisteredBlocks::new(),
             ranges: Ranges::new(),
-            sharing: Sharing::new(&main.allocator, Arc::clone(&pools)),
+            sharing: Sharing::new(&main.allocator, Arc::clone(&pools), conf.private),
             pools,
             main,
             history,

@@ -73,6 +73,22 @@ impl<D: DeviceDriver> Device<D> {
         }
     }
 
+    /// Clears a block that is to have its chunks for itself: whoever is sent it sees nothing that was there before.
+    #[inline]
+    fn cleared(&self, request: &Request, addr: DeviceAddr) -> Result<DeviceAddr, AllocError> {
+        if self.private_page.is_none_or(|page| request.bytes < page) {
+            return Ok(addr);
+        }
+        match self.main.allocator.driver().clear(request.stream, addr, request.bytes) {
+            Ok(()) => Ok(addr),
+            Err(error) => {
+                // Nobody else knows of it yet.
+                let _ = self.free_now(addr);
+                Err(error.into())
+            }
+        }
+    }
+
     #[inline]
     fn alloc_by<E: Display>(
         &self,
@@ -86,7 +102,7 @@ impl<D: DeviceDriver> Device<D> {
             self.settle(self.foreign.wait());
             outcome = serve();
         }
-        let outcome = outcome.map_err(|error| self.with_pools(error));
+        let outcome = outcome.and_then(|addr| self.cleared(request, addr)).map_err(|error| self.with_pools(error));
         self.main.note_request(request, &outcome, |addr| self.tag_at(addr));
         match outcome {
             Ok(addr) => {

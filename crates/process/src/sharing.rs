@@ -20,10 +20,12 @@ pub(crate) struct Sharing<D: Driver> {
 }
 
 impl<D: DeviceDriver> Sharing<D> {
-    /// Nothing is shared yet. Imports are not unmapped while a stream may be being captured, of which the pools know.
-    pub fn new(allocator: &Allocator<D>, pools: Arc<Pools<D>>) -> Self {
+    /// Nothing is shared yet. Imports are not unmapped while a stream may be being captured, of which the pools know. With
+    /// `exposes`, what others have opened is not used again once it is freed.
+    pub fn new(allocator: &Allocator<D>, pools: Arc<Pools<D>>, exposes: bool) -> Self {
         let importer = Importer::with_captures(Arc::clone(allocator.driver()), move || pools.may_be_captured());
-        Self { exporter: Exporter::new(), importer, imports: ByAddress::new() }
+        let exporter = if exposes { Exporter::exposing() } else { Exporter::new() };
+        Self { exporter, importer, imports: ByAddress::new() }
     }
 
     /// At the end of the process: nobody else opens anything, and no thread of this crate calls the driver any more.

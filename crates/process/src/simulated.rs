@@ -291,6 +291,10 @@ impl<D: StreamDriver> StreamDriver for Simulated<D> {
     ) -> DriverResult<()> {
         self.inner.copy_in(self.own(stream)?, self.inside(target), source, offset, bytes)
     }
+
+    fn clear(&self, stream: StreamId, target: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.inner.clear(self.own(stream)?, self.inside(target), bytes)
+    }
 }
 
 impl<D: WorkDriver> WorkDriver for Simulated<D> {

@@ -3,7 +3,8 @@
 use gapless::StreamId;
 use gapless::allocator::{AddressFacts, AllocError, FreeError};
 use gapless::driver::{
-    DriverCall, DriverErrorKind, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver, WorkDriver,
+    DriverCall, DriverErrorKind, Fault, FaultDriver, HoldStreams, HostConfig, HostDriver, MemoryDriver, ModelConfig,
+    ModelDriver, StreamDriver, WorkDriver,
 };
 use gapless::units::MIB;
 use gapless_process::{
@@ -196,6 +197,44 @@ fn private_blocks_come_back_whole() {
         assert_eq!(device.live_blocks(None), live);
         device.free(addr, 0, StreamId::DEFAULT).unwrap();
     }
+}
+
+/// With `ipc:private`, nothing is left of earlier blocks in one of a page and more, not even where it was not asked for.
+#[test]
+fn private_blocks_are_cleared() {
+    let process = Process::new(|_, _| {
+        let host = HostDriver::new(HostConfig { capacity_bytes: 64 * MIB, ..HostConfig::default() });
+        Ok(FaultDriver::new(host.expect("memory")))
+    });
+    process.configure("ipc:private").unwrap();
+    let device = process.device(0).unwrap();
+    let driver = device.allocator().driver();
+    let (stream, request) = (StreamId::DEFAULT, Request::new(3 * MIB, StreamId::DEFAULT));
+    let bytes_at = |addr| {
+        let memory = driver.host_alloc(4 * MIB).unwrap();
+        driver.copy_out(stream, memory, 0, addr, 4 * MIB).unwrap();
+        driver.synchronize(stream).unwrap();
+        let mut seen = Vec::new();
+        driver.host_read(memory, 0, 4 * MIB, &mut |bytes| seen = bytes.to_vec()).unwrap();
+        driver.host_free(memory).unwrap();
+        seen
+    };
+    let block = device.alloc(&request).unwrap();
+    driver.fill(stream, block, 4 * MIB, 1).unwrap();
+    device.free(block, 0, stream).unwrap();
+    let again = device.alloc(&request).unwrap();
+    assert_eq!(again, block);
+    assert!(bytes_at(again).iter().all(|byte| *byte == 0));
+    device.free(again, 0, stream).unwrap();
+    driver.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Clear]));
+    let refused = device.alloc(&request).unwrap_err();
+    assert!(matches!(&refused, AllocError::Driver(error) if error.call == DriverCall::Clear), "{refused}");
+    assert_eq!(device.live_blocks(None).len(), 0);
+    // A small block lies beside others, which it shows as ever.
+    let before = driver.passed()[DriverCall::Clear];
+    let small = device.alloc(&Request::new(4096, stream)).unwrap();
+    assert_eq!(driver.passed()[DriverCall::Clear], before);
+    device.free(small, 0, stream).unwrap();
 }
 
 /// A thread that has ended has begun no capture for the pool that it left open without a request.

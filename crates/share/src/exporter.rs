@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 #[derive(Debug)]
 pub struct Exporter<D: Driver> {
     process: u32,
+    exposes: bool,
     started: Mutex<Option<Started>>,
     /// Changes once, and not while `started` is being made.
     has_ended: AtomicBool,
@@ -60,8 +61,19 @@ impl Started {
 impl<D: Driver> Exporter<D> {
     /// An exporter without a socket yet.
     pub fn new() -> Self {
+        Self::of(false)
+    }
+
+    /// An exporter of which what others open is [exposed](gapless::allocator::Pin::expose): they may keep it, and do not see what
+    /// comes later.
+    pub fn exposing() -> Self {
+        Self::of(true)
+    }
+
+    fn of(exposes: bool) -> Self {
         Self {
             process: std::process::id(),
+            exposes,
             started: Mutex::new(None),
             has_ended: AtomicBool::new(false),
             offers: Arc::new(Mutex::new(Offers::new())),
@@ -143,7 +155,7 @@ impl<D: Driver + 'static> Exporter<D> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC.union(EventfdFlags::NONBLOCK));
         let thread = wake.map_err(ShareError::system("an eventfd")).and_then(|wake| {
             let woken = wake.try_clone().map_err(|source| ShareError::System { what: "an eventfd", source })?;
-            let server = Server::new(listener, woken, received, Arc::clone(&self.offers));
+            let server = Server::new(listener, woken, received, Arc::clone(&self.offers), self.exposes);
             let thread = std::thread::Builder::new().name("gapless-share".to_owned()).spawn(|| server.run());
             Ok((wake, thread.map_err(|source| ShareError::System { what: "the thread of the socket", source })?))
         });

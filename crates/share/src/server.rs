@@ -44,6 +44,8 @@ pub struct Server<D: Driver> {
     woken: OwnedFd,
     orders: Receiver<Order>,
     offers: Arc<Mutex<Offers<D>>>,
+    /// Whether those who open a block may keep its memory.
+    exposes: bool,
     /// The oldest first.
     connections: Vec<Connection<D>>,
     /// Connections that are too many, the oldest first. Each is answered when it asks: closed before that, it would lose the
@@ -55,6 +57,7 @@ pub struct Server<D: Driver> {
 #[derive(Debug)]
 struct Connection<D: Driver> {
     socket: OwnedFd,
+    exposes: bool,
     open: HashMap<u64, Open<D>>,
     next: u64,
 }
@@ -66,8 +69,15 @@ struct Open<D: Driver> {
 }
 
 impl<D: Driver> Server<D> {
-    pub fn new(listener: OwnedFd, woken: OwnedFd, orders: Receiver<Order>, offers: Arc<Mutex<Offers<D>>>) -> Self {
-        Self { listener, woken, orders, offers, connections: Vec::new(), turned_away: VecDeque::new() }
+    pub fn new(
+        listener: OwnedFd,
+        woken: OwnedFd,
+        orders: Receiver<Order>,
+        offers: Arc<Mutex<Offers<D>>>,
+        exposes: bool,
+    ) -> Self {
+        let (connections, turned_away) = (Vec::new(), VecDeque::new());
+        Self { listener, woken, orders, offers, exposes, connections, turned_away }
     }
 
     pub fn run(mut self) {
@@ -148,7 +158,7 @@ impl<D: Driver> Server<D> {
                 }
             }
         }
-        self.connections.push(Connection { socket, open: HashMap::new(), next: 0 });
+        self.connections.push(Connection { socket, exposes: self.exposes, open: HashMap::new(), next: 0 });
     }
 }
 
@@ -230,6 +240,9 @@ impl<D: Driver> Connection<D> {
         };
         if self.open.len() >= MOST_OPEN {
             return refused("too much is open");
+        }
+        if self.exposes {
+            pin.expose();
         }
         let open = self.next;
         self.next += 1;

@@ -196,6 +196,15 @@ impl StreamDriver for CudaDriver {
         let result = unsafe { self.library.api().cuMemcpyHtoDAsync_v2(target.0, source, bytes, raw_stream(stream)) };
         self.library.check(call, "cuMemcpyHtoDAsync", result)
     }
+
+    fn clear(&self, stream: StreamId, target: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let call = DriverCall::Clear;
+        let bytes = size(call, bytes)?;
+        let _guards = self.context.enter_outside_capture(call)?;
+        // SAFETY: the range is there until the work has completed (the trait's contract).
+        let result = unsafe { self.library.api().cuMemsetD8Async(target.0, 0, bytes, raw_stream(stream)) };
+        self.library.check(call, "cuMemsetD8Async", result)
+    }
 }
 
 /// The address of a byte of the host's memory.

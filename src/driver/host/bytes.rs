@@ -37,6 +37,15 @@ impl Bytes {
         }
     }
 
+    pub fn clear(self) {
+        for index in 0..self.words() {
+            self.word(index).store(0, Ordering::Relaxed);
+        }
+        for offset in self.rest() {
+            self.byte(offset).store(0, Ordering::Relaxed);
+        }
+    }
+
     pub fn compare(self, seed: u64) -> Option<Difference> {
         let mut difference: Option<Difference> = None;
         let mut differs = |offset| {

@@ -114,6 +114,10 @@ impl StreamDriver for HostDriver {
         let target = Span { addr: target, bytes };
         self.copy_beside(DriverCall::CopyIn, stream, (source, offset, bytes), |source| Task::CopyIn { target, source })
     }
+
+    fn clear(&self, stream: StreamId, target: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.queue(DriverCall::Clear, stream, |_| Ok(Task::Clear { target: Span { addr: target, bytes } }))
+    }
 }
 
 impl WorkDriver for HostDriver {

@@ -29,6 +29,10 @@ pub(super) enum Task {
         target: Span,
         source: HostSpan,
     },
+    /// To zero.
+    Clear {
+        target: Span,
+    },
 }
 
 /// A range of one piece of the host's memory.
@@ -53,6 +57,7 @@ impl Task {
             Self::Copy { target, source } => target.bytes().copy_from(source.bytes()),
             Self::CopyOut { target, source } => target.bytes().copy_from(source.bytes()),
             Self::CopyIn { target, source } => target.bytes().copy_from(source.bytes()),
+            Self::Clear { target } => target.bytes().clear(),
             Self::Verify { source: Span { addr, bytes }, seed } => {
                 let difference = Span { addr, bytes }.bytes().compare(seed)?;
                 let (first, count) = (difference.first, difference.count);
@@ -67,7 +72,8 @@ impl Task {
             Self::Fill { target: span, .. }
             | Self::Verify { source: span, .. }
             | Self::CopyOut { source: span, .. }
-            | Self::CopyIn { target: span, .. } => (span, None),
+            | Self::CopyIn { target: span, .. }
+            | Self::Clear { target: span } => (span, None),
             Self::Copy { target, source } => (target, Some(source)),
         };
         std::iter::once(first).chain(second)
@@ -89,6 +95,7 @@ impl Task {
             Self::Copy { .. } => "copy",
             Self::CopyOut { .. } => "copy to the host",
             Self::CopyIn { .. } => "copy from the host",
+            Self::Clear { .. } => "clear",
         }
     }
 
@@ -96,7 +103,7 @@ impl Task {
     pub(super) fn uses(self, memory: HostMemory) -> bool {
         match self {
             Self::CopyOut { target: span, .. } | Self::CopyIn { source: span, .. } => span.memory == memory,
-            Self::Fill { .. } | Self::Verify { .. } | Self::Copy { .. } => false,
+            Self::Fill { .. } | Self::Verify { .. } | Self::Copy { .. } | Self::Clear { .. } => false,
         }
     }
 

@@ -115,6 +115,10 @@ impl StreamDriver for ModelDriver {
     ) -> DriverResult<()> {
         self.copy_beside(DriverCall::CopyIn, stream, (source, offset), (target, bytes))
     }
+
+    fn clear(&self, stream: StreamId, target: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        Self::queue(self.call(DriverCall::Clear, 0.0), DriverCall::Clear, stream, &[(target, bytes)])
+    }
 }
 
 impl WorkDriver for ModelDriver {

@@ -197,7 +197,15 @@ pub fn copies_go_to_the_host_and_back<D: Subject>(driver: &D) {
         driver.copy_out(lane, memory, 103, mapped.addr.offset(3), 500).unwrap();
         driver.copy_in(lane, mapped.addr.offset(page), memory, 100, page).unwrap();
         driver.verify(lane, mapped.addr.offset(page), page, 7).unwrap();
+        // In the order of its stream, over two mappings; and nothing beside it.
+        driver.clear(lane, mapped.addr.offset(page - 4), 8).unwrap();
+        driver.copy_out(lane, memory, 0, mapped.addr.offset(page - 8), 16).unwrap();
+        driver.fill(lane, mapped.addr, mapped.bytes, 7).unwrap();
         driver.synchronize(lane).unwrap();
+        let mut seen = Vec::new();
+        driver.host_read(memory, 0, 16, &mut |bytes| seen = bytes.to_vec()).unwrap();
+        assert_eq!(seen[4..12], [0; 8]);
+        assert!(seen[..4].iter().chain(&seen[12..]).any(|byte| *byte != 0), "{seen:?}");
     }
     driver.host_free(memory).unwrap();
     driver.destroy_copy_stream(lane).unwrap();

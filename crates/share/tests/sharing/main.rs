@@ -1,5 +1,6 @@
 //! An exporter and an importer in one process, on drivers of their own.
 
+mod exposed;
 mod keep_closed;
 
 use gapless::allocator::{Backup, FreeError};

@@ -466,6 +466,10 @@ impl StreamDriver for Cuda {
     ) -> DriverResult<()> {
         self.driver.copy_in(stream, target, source, offset, bytes)
     }
+
+    fn clear(&self, stream: StreamId, target: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        self.driver.clear(stream, target, bytes)
+    }
 }
 
 impl WorkDriver for Cuda {

@@ -426,6 +426,13 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
         state.submit(self.lane(stream), target, bytes, Kind::Write);
         Ok(())
     }
+
+    fn clear(&self, stream: StreamId, target: DeviceAddr, bytes: u64) -> DriverResult<()> {
+        let mut state = self.state.lock();
+        self.inner.clear(stream, target, bytes)?;
+        state.submit(self.lane(stream), target, bytes, Kind::Write);
+        Ok(())
+    }
 }
 
 impl<D: WorkDriver> WorkDriver for Witness<D> {
