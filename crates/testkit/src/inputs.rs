@@ -100,6 +100,7 @@ pub fn kept_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => any::<u16>().prop_map(|block| Op::Pin { block }),
         2 => any::<u8>().prop_map(|pin| Op::Unpin { pin }),
+        1 => any::<u8>().prop_map(|pin| Op::Expose { pin }),
         2 => (0_u8..9, any::<u16>()).prop_map(|(pages, stream)| Op::AllocRegistered { pages, stream }),
         2 => any::<u8>().prop_map(|block| Op::FreeRegistered { block }),
     ]

@@ -207,6 +207,11 @@ pub enum Op {
         /// Number of the block.
         block: u16,
     },
+    /// Expose a pinned block, unless its allocator keeps its mappings.
+    Expose {
+        /// Number of the pin.
+        pin: u8,
+    },
     /// Drop a pin.
     Unpin {
         /// Number of the pin.

@@ -155,6 +155,10 @@ pub struct Oracle {
     pub last_freed: Option<u64>,
     /// Addresses of the live blocks that were put to sleep, and so are not used.
     pub asleep: BTreeSet<u64>,
+    /// Addresses of the live blocks whose memory somebody may keep.
+    pub exposed: BTreeSet<u64>,
+    /// The numbers of the chunks that lay under such blocks alone when these were freed.
+    pub spent: BTreeSet<u64>,
     /// Addresses that blocks were freed from, the newest last.
     pub former: Vec<Former>,
     pub ranges: Vec<Range>,
@@ -187,6 +191,7 @@ impl Oracle {
         let block = self.live.remove(&addr).expect("the block is live");
         self.order.retain(|other| *other != addr);
         self.asleep.remove(&addr);
+        self.exposed.remove(&addr);
         self.live_bytes -= block.bytes;
         self.frees += 1;
         self.freed_bytes += block.bytes;
@@ -199,6 +204,20 @@ impl Oracle {
         self.former.push(Former { addr: start, bytes, handle, home, used_by_namesake });
         self.pinned.iter_mut().filter(|pinned| pinned.addr.0 == addr).for_each(|pinned| pinned.alone = true);
         block
+    }
+
+    /// Notes the chunks that nobody may have any more once a block is freed.
+    pub fn spend<D: Device>(&mut self, world: &World, driver: &Witness<D>, block: &Block) {
+        if !self.exposed.contains(&block.addr.0) {
+            return;
+        }
+        let size = round_up(block.bytes.max(1), GRANULE).expect("a live block");
+        for (chunk, part) in self.backing(world, driver, block.addr, size).collect::<Vec<_>>() {
+            let made = driver.chunk(chunk).expect("a chunk of the device");
+            if part.end - part.start == made.bytes {
+                self.spent.insert(made.number);
+            }
+        }
     }
 
     /// Returns the live block with a number, modulo the number of live blocks.

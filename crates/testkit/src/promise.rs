@@ -127,21 +127,28 @@ impl Oracle {
     pub(crate) fn held<D: Device>(&self, world: &World, driver: &Witness<D>) -> BTreeMap<ChunkHandle, Held> {
         let mut held: BTreeMap<ChunkHandle, Held> = BTreeMap::new();
         let mut parts: BTreeMap<(ChunkHandle, u64), u64> = BTreeMap::new();
-        let blocks = self.live.values().map(|block| (block.addr, block.bytes.max(1), block.since));
-        let ranges = self.ranges.iter().map(|range| (range.addr, range.pages.len() as u64 * world.page_bytes, 0));
+        let blocks = self.live.values().map(|block| (block.addr, block.bytes.max(1), block.since, false));
+        let of_range =
+            |range: &crate::oracle::Range| (range.addr, range.pages.len() as u64 * world.page_bytes, 0, false);
+        let ranges = self.ranges.iter().map(of_range);
         // Several pins of one block hold its bytes once.
         let mut seen = std::collections::BTreeSet::new();
         let kept = self.pinned.iter().chain(&self.registered).filter(|kept| kept.alone && seen.insert(kept.addr));
-        let kept = kept.map(|kept| (kept.addr, kept.bytes, kept.since));
-        for block in blocks.chain(ranges).chain(kept) {
-            for (chunk, part) in self.backing(world, driver, block.0, block.1) {
+        let kept = kept.map(|kept| (kept.addr, kept.bytes, kept.since, true));
+        let is_spent = |chunk| driver.chunk(chunk).is_some_and(|made| self.spent.contains(&made.number));
+        for (addr, bytes, since, is_freed) in blocks.chain(ranges).chain(kept) {
+            for (chunk, part) in self.backing(world, driver, addr, bytes) {
+                assert!(
+                    is_freed || self.spent.is_empty() || !is_spent(chunk),
+                    "invariant 14: {chunk:?}, which somebody may have kept, is used again at {addr}"
+                );
                 if let Some(((other, _), end)) = parts.range(..(chunk, part.end)).next_back() {
                     let apart = *other != chunk || *end <= part.start;
-                    assert!(apart, "invariant 1: bytes {part:?} of {chunk:?} belong to {block:?} and to another");
+                    assert!(apart, "invariant 1: bytes {part:?} of {chunk:?} at {addr} belong to another as well");
                 }
                 let of_chunk = held.entry(chunk).or_default();
-                of_chunk.youngest = of_chunk.youngest.max(block.2);
-                of_chunk.small |= block.1 <= SMALL_BELOW - GRANULE;
+                of_chunk.youngest = of_chunk.youngest.max(since);
+                of_chunk.small |= bytes <= SMALL_BELOW - GRANULE;
                 parts.insert((chunk, part.start), part.end);
             }
         }

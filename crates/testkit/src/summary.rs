@@ -32,6 +32,8 @@ pub struct Summary {
     pub resets: u64,
     /// Number of blocks that were pinned or registered.
     pub kept: u64,
+    /// Number of pinned blocks that were exposed.
+    pub exposed: u64,
     /// Number of sleeps that put something to sleep, and of wakes that mapped something again.
     pub slept: u64,
     /// See `slept`.
@@ -70,6 +72,7 @@ impl Summary {
         self.contexts += other.contexts;
         self.resets += other.resets;
         self.kept += other.kept;
+        self.exposed += other.exposed;
         self.slept += other.slept;
         self.woken += other.woken;
         self.in_part += other.in_part;

@@ -389,3 +389,24 @@ fn a_use_after_a_wait_runs_where_it_is_known() {
         ],
     );
 }
+
+/// What an address had before was used elsewhere by its stream, which may have been destroyed since: it was brought back for another
+/// stream without a wait.
+#[test]
+fn memory_that_moved_within_a_stream_is_waited_for_when_it_is_brought_back() {
+    let world = World { pages: 8, streams: 2, kept: false, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 1, align: 9, stream: 7441 },
+            Free { block: 0 },
+            Free { block: 0 },
+            Alloc { bytes: 0, align: 9, stream: 5594 },
+            External { pages: 6 },
+            Alloc { bytes: 65536, align: 9, stream: 47 },
+            Free { block: 6187 },
+            Renew { stream: 8885 },
+            AllocAgain { address: 14714, stream: 1741 },
+        ],
+    );
+}

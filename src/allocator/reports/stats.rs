@@ -32,7 +32,7 @@ peak_live_bytes: Bytes, Peak, ["allocated_bytes.all.peak", "requested_bytes.all.
 live_allocations: Number, Amount, ["allocation.all.current", "active.all.current"];
 /// Bytes that are free and mapped: available without a driver call.
 cached_bytes: Bytes, Amount, [];
-/// Bytes that were freed and wait for other streams.
+/// Bytes that were freed and wait for other streams, for a pin, or, exposed, for going back to the driver.
 pending_bytes: Bytes, Amount, [];
 /// Bytes of chunks that nothing maps.
 idle_bytes: Bytes, Amount, [];

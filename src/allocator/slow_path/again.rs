@@ -40,12 +40,15 @@ impl<D: Driver> SlowPath<'_, D> {
                 break;
             }
             match self.plan_again(wanted, request, passed) {
-                Some(plan) => match self.execute(plan)? {
-                    Outcome::Done(_) => break,
-                    // What stood in the way is barred now, so that the next plan is without it.
-                    Outcome::Again => {}
-                    Outcome::Refused(error) => return Err(error.into()),
-                },
+                Some(plan) => {
+                    self.wait_for_moved(&plan)?;
+                    match self.execute(plan)? {
+                        Outcome::Done(_) => break,
+                        // What stood in the way is barred now, so that the next plan is without it.
+                        Outcome::Again => {}
+                        Outcome::Refused(error) => return Err(error.into()),
+                    }
+                }
                 // Another thread has freed a part of the bytes since.
                 None if self.last_use(wanted, request) > passed => {}
                 None => return Err(self.not_free(wanted, request)),
@@ -56,7 +59,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Waits on the host for what the stream of the memory did with it, where that stream may have been destroyed: nobody can order
-    /// work behind it then. What has moved away is waited for when it is brought back.
+    /// work behind it then. What has moved away to other streams is waited for when it is brought back.
     ///
     /// Returns the last epoch of the stream after which memory may be handed out: it has passed, or what comes next on the stream
     /// runs behind it.
@@ -78,6 +81,27 @@ impl<D: Driver> SlowPath<'_, D> {
         match self.progress().wait_until_passed(stream.index, last_use)? {
             true => Ok(passed),
             false => Err(AllocError::CannotWait { stream: stream.id() }),
+        }
+    }
+
+    /// Waits for what that stream did, where it may have been destroyed, with memory that moved away to another of its addresses, and
+    /// that a plan brings back.
+    fn wait_for_moved(&self, plan: &Plan) -> Result<(), AllocError> {
+        let stream = self.shared.streams.get(plan.goal.stream);
+        if stream.clock.lock().reach() != Reach::Given {
+            return Ok(());
+        }
+        let its_own = plan.moved().filter(|source| source.stream == stream.index);
+        let waited = match its_own.map(|source| source.epoch).max() {
+            Some(last_use) => self.progress().wait_until_passed(stream.index, last_use),
+            None => Ok(true),
+        };
+        match waited {
+            Ok(true) => Ok(()),
+            refused => {
+                self.abandon(plan);
+                Err(refused.map_or_else(AllocError::from, |_| AllocError::CannotWait { stream: stream.id() }))
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::shared::Shared;
 use super::super::streams::region::RegionId;
-use super::super::streams::state::StreamState;
+use super::super::streams::state::{Exposed, StreamState};
 use super::Door;
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState};
@@ -11,7 +11,7 @@ use crate::segment::{Segment, View, ViewState};
 use std::ops::Range;
 
 impl Door {
-    /// Checks invariants 1 to 5, 7 to 10, 12 and 13 of `docs/internals/mechanisms.md`, and those of every part. Blocks tile their
+    /// Checks invariants 1 to 5, 7 to 10, and 12 to 14 of `docs/internals/mechanisms.md`, and those of every part. Blocks tile their
     /// heap, so that no two overlap.
     ///
     /// # Panics
@@ -96,6 +96,7 @@ impl Door {
                 assert_eq!(block.state, BlockState::Pending, "invariant 3: a pending block");
             }
             check_extras(state);
+            check_exposed(state);
             mapper.asleep().check_marks(stream.index, state);
             let freed = state.extras.values().filter(|extras| extras.freed.is_some());
             let waiting = state.pending.iter().count() + freed.count();
@@ -162,6 +163,19 @@ fn check_extras(state: &StreamState) {
         }
     }
     assert_eq!(state.open_elsewhere_bytes, open, "invariant 8: bytes of the freed blocks that pins hold");
+}
+
+/// Asserts that nobody has the bytes of exposed blocks that were freed.
+fn check_exposed(state: &StreamState) {
+    for Exposed { region, range } in &state.exposed {
+        let heap = &state.regions.get(*region).expect("an exposed block has a region").heap;
+        let first = heap.block_around(range.start).map_or(range.start, |block| block.offset);
+        let mut blocks = heap.blocks_from(first).take_while(|block| block.offset < range.end);
+        assert!(
+            blocks.all(|block| block.state == BlockState::Claimed),
+            "invariant 14: an exposed block that was freed is claimed"
+        );
+    }
 }
 
 #[cfg(test)]
@@ -283,6 +297,9 @@ mod tests {
             }),
             ("invariant 8: bytes of the freed blocks", |allocator| {
                 with_state(allocator, |state| state.open_elsewhere_bytes += 1);
+            }),
+            ("invariant 14: an exposed block that was freed", |allocator| {
+                with_state(allocator, |state| state.exposed.push(Exposed { region: LARGE, range: 0..PAGE }));
             }),
             ("a shared block has sharers", |allocator| with_state(allocator, |state| state.extras.clear())),
             ("sharers of a block that is not shared", |allocator| {

@@ -15,11 +15,13 @@ use std::ops::Range;
 
 impl<D: Driver> SlowPath<'_, D> {
     /// Gives the chunks back that lie wholly under exposed blocks which nothing uses any more. What such a block has of other
-    /// chunks is free. What the driver refuses is tried again the next time, and nobody gets it until then.
-    pub fn release_exposed(&mut self) {
+    /// chunks is free. What the driver refuses is tried again the next time, and nobody gets it until then. Returns whether less
+    /// is held now.
+    pub fn release_exposed(&mut self) -> bool {
         if !self.rules().may_unmap() {
-            return;
+            return false;
         }
+        let before = self.mapper.chunks().held_pages();
         self.release_unreleased();
         let streams: Vec<StreamIndex> = self.shared.streams.with_exposed().map(|stream| stream.index).collect();
         for stream in streams {
@@ -29,6 +31,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 self.end_exposure(stream, &exposed);
             }
         }
+        self.mapper.chunks().held_pages() < before
     }
 
     /// Takes away the chunks that lie wholly in a range, unless something keeps one from being unmapped now.

@@ -54,8 +54,8 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Looks for memory beside what is idle and what may be created, for `left` pages more than `chunks` have. Returns false when
     /// there is none. `looked` says whether the device has been asked.
     pub fn finds_more(&mut self, left: PageCount, chunks: &[ChunkId], looked: &mut bool) -> Result<bool, AllocError> {
-        self.settle_pending()?;
-        Ok((!std::mem::replace(looked, true) && self.finds_more_on_device())
+        Ok(self.settle_pending()?
+            || (!std::mem::replace(looked, true) && self.finds_more_on_device())
             || self.make_idle(left)?
             || self.release_some(left, chunks)?
             || self.progress().wait_for_pending()?

@@ -4,6 +4,7 @@
 use super::super::geometry::Geometry;
 use super::super::mappings::Mappings;
 use super::sleep::Batches;
+use crate::pages::PageCount;
 use crate::physical::{ChunkId, ChunkSizes};
 use crate::units::DeviceAddr;
 use std::ops::{Deref, DerefMut};
@@ -52,7 +53,12 @@ impl Mapper {
         self.left_behind.retain(|other| *other != gone);
     }
 
-    /// The exposed chunks that the driver refused to take back. They are withheld.
+    /// Pages of the exposed chunks that the driver refused to take back. They are withheld.
+    pub fn unreleased_pages(&self) -> PageCount {
+        self.unreleased.iter().map(|chunk| self.chunks().get(*chunk).pages).sum()
+    }
+
+    /// These chunks.
     pub fn unreleased_mut(&mut self) -> &mut Vec<ChunkId> {
         &mut self.unreleased
     }

@@ -225,11 +225,11 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         self.holdings.lock().update(&self.mapper);
     }
 
-    /// Frees the blocks that waited for streams which have passed, and gives the memory of exposed ones back to the driver.
-    fn settle_pending(&mut self) -> Result<(), DriverError> {
+    /// Frees the blocks that waited for streams which have passed, and gives the memory of exposed ones back to the driver. Returns
+    /// whether there was some.
+    fn settle_pending(&mut self) -> Result<bool, DriverError> {
         self.progress().settle_pending()?;
-        self.release_exposed();
-        Ok(())
+        Ok(self.release_exposed())
     }
 
     /// Bytes of a page.

@@ -52,7 +52,9 @@ impl<D: Driver> SlowPath<'_, D> {
                 Ok(chunk) => return Ok(chunk),
                 Err(refused) => refused,
             };
-            self.settle_pending()?;
+            if self.settle_pending()? {
+                continue;
+            }
             // Where the driver refuses, the headroom is not there.
             let missing = if refused.is_some() { pages } else { pages - self.mapper.chunks().headroom_pages() };
             let found = (!std::mem::replace(&mut looked, true) && self.finds_more_on_device())

@@ -8,6 +8,7 @@ use gapless::GRANULE;
 use gapless::allocator::{AllocError, FreeError, StreamError};
 use gapless::driver::WorkDriver;
 use gapless::units::{DeviceAddr, StreamId};
+use std::sync::Arc;
 
 /// Binary logarithm of the largest alignment requested.
 const TOP_ALIGNMENT: u8 = 20;
@@ -130,6 +131,8 @@ impl<D: Device> Runner<D> {
         if !self.wait_for_foreign_uses(&block) {
             return;
         }
+        let (world, driver) = (self.world, Arc::clone(&self.driver));
+        self.instance_mut().oracle.spend(&world, driver.inner(), &block);
         self.allocator().free(block.addr).expect("a live block can be freed");
         self.instance_mut().oracle.remove(block.addr.0);
     }

@@ -14,6 +14,7 @@ impl<D: Device> Runner<D> {
     pub(crate) fn act_on_kept(&mut self, op: Op) {
         match op {
             Op::Pin { block } => self.pin(block),
+            Op::Expose { pin } => self.expose(pin),
             Op::Unpin { pin } => {
                 if let Some(index) = usize::from(pin).checked_rem(self.instance().kept.pins.len()) {
                     let instance = self.instance_mut();
@@ -50,6 +51,19 @@ impl<D: Device> Runner<D> {
         let instance = self.instance_mut();
         instance.kept.pins.push(pin);
         instance.oracle.pinned.push(known);
+    }
+
+    /// Exposes a pinned block, if it is live. Where mappings are kept, its memory would be out of use from its free on.
+    fn expose(&mut self, pin: u8) {
+        let instance = self.instance();
+        let Some(index) = usize::from(pin).checked_rem(instance.kept.pins.len()) else { return };
+        let addr = instance.kept.pins[index].addr();
+        if instance.pool.is_some() || instance.oracle.pinned[index].alone {
+            return;
+        }
+        instance.kept.pins[index].expose();
+        self.summary.exposed += 1;
+        self.instance_mut().oracle.exposed.insert(addr.0);
     }
 
     fn alloc_registered(&mut self, pages: u64, stream: StreamId) {

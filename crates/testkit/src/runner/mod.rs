@@ -250,9 +250,11 @@ impl<D: Device> Runner<D> {
             | Op::WriteRange { .. }
             | Op::ReadRange { .. }
             | Op::DropRange { .. } => self.act_on_ranges(op),
-            Op::Pin { .. } | Op::Unpin { .. } | Op::AllocRegistered { .. } | Op::FreeRegistered { .. } => {
-                self.act_on_kept(op);
-            }
+            Op::Pin { .. }
+            | Op::Expose { .. }
+            | Op::Unpin { .. }
+            | Op::AllocRegistered { .. }
+            | Op::FreeRegistered { .. } => self.act_on_kept(op),
             Op::CopyHandle
             | Op::DropHandle { .. }
             | Op::CloseHandle

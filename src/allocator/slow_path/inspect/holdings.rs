@@ -20,6 +20,8 @@ pub struct Holdings {
     pub created_chunks: u64,
     /// Bytes of chunks that nothing maps.
     pub idle_bytes: u64,
+    /// Bytes of exposed chunks that the driver refused to take back.
+    pub unreleased_bytes: u64,
     /// Bytes of chunks of growable ranges.
     pub range_bytes: u64,
     /// Bytes of chunks of registered blocks.
@@ -64,6 +66,7 @@ impl Holdings {
             created_bytes: chunks.created_bytes(),
             created_chunks: chunks.created_chunks(),
             idle_bytes: chunks.idle_bytes(),
+            unreleased_bytes: mapper.unreleased_pages().bytes(page_bytes),
             range_bytes: chunks.range_bytes(),
             registered_bytes: chunks.registered_bytes(),
             headroom_bytes: chunks.headroom_pages().bytes(page_bytes),

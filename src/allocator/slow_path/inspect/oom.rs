@@ -85,6 +85,7 @@ impl OutOfMemory {
 
     /// Works out what is free, what of it can be had, and whether that covers the request.
     fn judge(&mut self, holdings: &Holdings, request: &Request) {
+        self.pending_bytes += holdings.unreleased_bytes;
         // The budget is no use where the device itself has less left.
         let device_free = self.device.map_or(u64::MAX, |info| info.free);
         let device_pages = self.device.map(|info| round_down(info.free, self.page_bytes));

@@ -18,6 +18,7 @@ impl Stats {
             created_bytes: holdings.created_bytes,
             created_chunks: holdings.created_chunks,
             idle_bytes: holdings.idle_bytes,
+            pending_bytes: holdings.unreleased_bytes,
             free_chunk_bytes: holdings.free_chunk_bytes,
             range_bytes: holdings.range_bytes,
             registered_bytes: holdings.registered_bytes,

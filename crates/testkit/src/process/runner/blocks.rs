@@ -4,7 +4,7 @@ use super::super::book::{Block, OfDevice, Place};
 use super::super::device::Simulates;
 use super::{Outcome, ProcessRunner};
 use gapless::allocator::{AllocError, FreeError};
-use gapless::driver::{EventHandle, StreamDriver, WorkDriver};
+use gapless::driver::{DriverCall, EventHandle, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use gapless_process::{NO_POOL, Request, StreamLives};
 
@@ -55,7 +55,12 @@ impl<M: Simulates> ProcessRunner<M> {
                         assert!(bytes >= region_bytes.min(self.devices.bytes() / 2), "{error}");
                         Outcome::Done
                     }
-                    other => self.outcome::<()>(Err(other.into())),
+                    other => {
+                        if matches!(&other, AllocError::Driver(error) if error.call == DriverCall::Clear) {
+                            self.books[device].note_allocated_and_freed(bytes);
+                        }
+                        self.outcome::<()>(Err(other.into()))
+                    }
                 }
             }
         }
