@@ -1,0 +1,85 @@
+//! Random steps of honest and of hostile processes, and the seeds of the fuzz target `share`: what they look at is in `fuzzed`.
+
+mod fuzzed;
+#[path = "../../../tests/seeds/mod.rs"]
+mod seeds;
+
+use fuzzed::run_steps;
+use gapless_share::FOLDER;
+use gapless_testkit::prove;
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy, any, prop_oneof};
+use seeds::each_seed;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// A step: its number, and the bytes that it reads.
+type Step = Vec<u8>;
+
+const ALLOC: u8 = 0;
+const FREE: u8 = 2;
+const OFFER: u8 = 3;
+const OPEN: u8 = 4;
+const CLOSE: u8 = 6;
+const OPEN_FORGED: u8 = 7;
+const MEET: u8 = 8;
+const SAY: u8 = 9;
+const LEAVE: u8 = 11;
+const FLOOD: u8 = 12;
+const BELIEVE: u8 = 13;
+const STOP_BELIEVING: u8 = 15;
+const BEGIN_CAPTURE: u8 = 254;
+const END_CAPTURE: u8 = 255;
+
+fn with_bytes(step: u8, number: usize) -> impl Strategy<Value = Step> {
+    vec(any::<u8>(), number).prop_map(move |bytes| [vec![step], bytes].concat())
+}
+
+/// A step of which the last bytes are a script with its length before it.
+fn with_script(step: u8, number: usize, most: usize) -> impl Strategy<Value = Step> {
+    (vec(any::<u8>(), number), vec(any::<u8>(), 0..most))
+        .prop_map(move |(bytes, script)| [vec![step], bytes, vec![script.len() as u8], script].concat())
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        // Mostly of few pages: the device has room for several.
+        3 => (0..48_u8, any::<u8>()).prop_map(|(pages, bytes)| vec![ALLOC, pages, bytes]),
+        2 => with_bytes(FREE, 1),
+        3 => with_bytes(OFFER, 1),
+        4 => with_bytes(OPEN, 1),
+        3 => with_bytes(CLOSE, 1),
+        1 => with_bytes(OPEN_FORGED, 3),
+        2 => Just(vec![MEET]),
+        6 => with_bytes(SAY, 24),
+        1 => with_bytes(LEAVE, 1),
+        1 => with_bytes(FLOOD, 2),
+        5 => with_script(BELIEVE, 2, 12),
+        2 => with_script(STOP_BELIEVING, 1, 4),
+        1 => Just(vec![BEGIN_CAPTURE]),
+        1 => Just(vec![END_CAPTURE]),
+    ]
+}
+
+/// One test at a time, from the first to the last use of its folder: the descriptors of the process are counted.
+fn in_a_folder(act: impl FnOnce(&Path)) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = tempfile::tempdir().unwrap();
+    // SAFETY: whatever else this process does at the same time reads the environment through std, if at all, which locks it.
+    unsafe { std::env::set_var(FOLDER, place.path().join("sockets")) };
+    act(place.path());
+}
+
+#[test]
+fn seeds_of_the_fuzz_target() {
+    in_a_folder(|folder| {
+        each_seed("share", |bytes| run_steps(bytes, folder));
+    });
+}
+
+#[test]
+fn honest_processes_among_hostile_ones() {
+    let show = |steps: &Vec<Step>| format!("{steps:?}");
+    in_a_folder(|folder| prove(60, &vec(step(), 1..60), show, |steps| run_steps(&steps.concat(), folder)));
+}
