@@ -163,7 +163,7 @@ impl Connection {
             return Err(ShareError::Message("no block where one was asked for"));
         };
         let Some(end) = offset.checked_add(bytes) else {
-            self.close(open);
+            self.close_unheard(open);
             return Err(ShareError::Message("a block that is larger than its chunks"));
         };
         Ok(Opened { open, place: offset..end, chunks })
@@ -208,9 +208,21 @@ impl Connection {
         }
     }
 
+    /// Closes a block, without a wait for anybody: the exporter is notified now, or with the next question.
+    pub fn close_unheard(&self, open: u64) {
+        self.owe_close(open);
+        if let Some(mut talk) = self.talk.try_lock() {
+            let _ = self.say_what_is_owed(&mut talk, &Patience::of(Duration::ZERO));
+        }
+    }
+
+    fn owe_close(&self, open: u64) {
+        self.owed.lock().push(open);
+    }
+
     /// Closes a block. Returns once the exporter has closed it, too, unless that does not answer: then it is notified all the same.
     pub fn close(&self, open: u64) {
-        self.owed.lock().push(open);
+        self.owe_close(open);
         let patience = Patience::of(FAREWELL);
         // Whoever asks something meanwhile says it then.
         let Ok(mut talk) = self.talk(&patience) else { return };

@@ -190,7 +190,8 @@ impl<D: Driver> Importer<D> {
             return Ok(SharedBlock { block });
         }
         let _first = First { inner, key: &key };
-        inner.notify_closed();
+        // Others than the one who is asked may not answer.
+        inner.notify_closed(Connection::close_unheard);
         let (connection, opened) = match inner.ask_for(handle, &patience) {
             Ok(opened) => opened,
             Err(error) => {
@@ -201,7 +202,7 @@ impl<D: Driver> Importer<D> {
         let mapping = match inner.mapping(&key, &connection, &opened, &patience) {
             Ok(mapping) => mapping,
             Err(error) => {
-                connection.close(opened.open);
+                connection.close_unheard(opened.open);
                 return Err(error);
             }
         };
@@ -226,14 +227,14 @@ impl<D: Driver> Importer<D> {
         self.inner.remove_leaving(&mut state);
         self.inner.limit_kept(&mut state);
         drop(state);
-        self.inner.notify_closed();
+        self.inner.notify_closed(Connection::close);
     }
 
     /// Closes the blocks that nobody uses any more and that could not be closed during a capture, if there is none now.
     pub fn settle(&self) {
         if self.inner.process == std::process::id() {
             self.inner.remove_leaving(&mut self.inner.state.lock());
-            self.inner.notify_closed();
+            self.inner.notify_closed(Connection::close);
         }
     }
 
@@ -339,10 +340,10 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Notifies the exporters of what is closed. Called with nothing locked.
-    fn notify_closed(&self) {
+    fn notify_closed(&self, close: impl Fn(&Connection, u64)) {
         let closed = std::mem::take(&mut self.state.lock().closed);
         for (connection, open) in closed {
-            connection.close(open);
+            close(&connection, open);
         }
     }
 
@@ -592,6 +593,6 @@ impl<D: Driver> Drop for Block<D> {
         state.leaving.push(mapping);
         self.importer.remove_leaving(&mut state);
         drop(state);
-        self.importer.notify_closed();
+        self.importer.notify_closed(Connection::close);
     }
 }

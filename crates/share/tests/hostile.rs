@@ -460,3 +460,34 @@ fn numbers_of_chunks_are_not_the_drivers() {
     drop(sockets);
     offer.end();
 }
+
+/// An open that fails because of a lie does not wait to hear that the block is closed: twenty of them would take 18 seconds.
+#[test]
+fn a_liar_is_not_waited_for_to_say_farewell() {
+    const LIES: u32 = 20;
+    let place = tempfile::tempdir().unwrap();
+    let _turn = folder(&place.path().join("sockets"));
+    let offer = Offer::new();
+    let (handle, listener) = offer.handle_of_another(&place.path().join("liar.sock"));
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..LIES {
+                let liar = rustix::net::accept(&listener).unwrap();
+                asked(&liar);
+                send(&liar, &[1, OPENED, 5, 1, 0, 1], SendFlags::empty()).unwrap();
+                asked(&liar);
+                // A chunk of no bytes; then it says no more.
+                send(&liar, &[2, 1, 1, 7, 0], SendFlags::empty()).unwrap();
+                assert_eq!(asked(&liar), [3, 3, 5], "it is closed");
+                assert!(is_closed(&liar), "and the importer has ended");
+            }
+        });
+        for _ in 0..LIES {
+            let answer = Importer::new(device()).open_within(&handle, LIMIT);
+            assert!(matches!(answer, Err(ShareError::Message(_))), "{answer:?}");
+        }
+    });
+    assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
+    offer.end();
+}

@@ -4,12 +4,13 @@ mod fuzzed;
 #[path = "../../../tests/seeds/mod.rs"]
 mod seeds;
 
-use fuzzed::run_steps;
+use fuzzed::{Reached, run_steps};
 use gapless_share::FOLDER;
-use gapless_testkit::prove;
+use gapless_testkit::{is_reduced, prove};
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use seeds::each_seed;
+use std::cell::{OnceCell, RefCell};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -74,12 +75,48 @@ fn in_a_folder(act: impl FnOnce(&Path)) {
 #[test]
 fn seeds_of_the_fuzz_target() {
     in_a_folder(|folder| {
-        each_seed("share", |bytes| run_steps(bytes, folder));
+        each_seed("share", |bytes| drop(run_steps(bytes, folder)));
     });
+}
+
+/// Most that the memory of this process grows by, of which the test itself needs a part.
+const MOST_GROWTH: u64 = 64 << 20;
+
+/// Bytes of the host's memory that this process has.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
 #[test]
 fn honest_processes_among_hostile_ones() {
     let show = |steps: &Vec<Step>| format!("{steps:?}");
-    in_a_folder(|folder| prove(60, &vec(step(), 1..60), show, |steps| run_steps(&steps.concat(), folder)));
+    let (all, before) = (RefCell::new(Vec::new()), OnceCell::new());
+    in_a_folder(|folder| {
+        prove(60, &vec(step(), 1..60), show, |steps| {
+            all.borrow_mut().push(run_steps(&steps.concat(), folder));
+            // What the process needs at all, it has by then.
+            if all.borrow().len() == 20 {
+                before.get_or_init(resident);
+            }
+        });
+    });
+    if let Some(before) = before.get() {
+        let grown = resident().saturating_sub(*before);
+        assert!(grown < MOST_GROWTH, "{grown} bytes more");
+    }
+    let sum = |count: fn(&Reached) -> usize| all.borrow().iter().map(count).sum::<usize>();
+    let reached = [
+        ("blocks that were opened", sum(|it| it.opened)),
+        ("blocks that were gone", sum(|it| it.gone)),
+        ("answers to strangers", sum(|it| it.answered)),
+        ("connections that strangers lost", sum(|it| it.ended)),
+        ("lies that were believed", sum(|it| it.believed)),
+        ("lies that were found out", sum(|it| it.found_out)),
+        ("lies that were given up", sum(|it| it.given_up)),
+        ("lies that the driver refused", sum(|it| it.refused_by_driver)),
+    ];
+    println!("{reached:?}");
+    assert!(is_reduced() || reached.iter().all(|(_, times)| *times > 0), "{reached:?}");
 }

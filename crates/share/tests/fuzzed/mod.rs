@@ -48,6 +48,24 @@ const LITTLE_TIME: Duration = Duration::from_millis(20);
 /// How long anything takes that depends on nobody hostile, or waits for one as long as it may.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// How often something has happened, so that one knows that it does.
+#[derive(Debug, Default)]
+pub struct Reached {
+    /// Opens of a live block by a user, and of one that is gone.
+    pub opened: usize,
+    pub gone: usize,
+    /// Questions of strangers that were answered, and those that ended a connection.
+    pub answered: usize,
+    pub ended: usize,
+    /// Blocks of the liar that were mapped, and lies that were found out.
+    pub believed: usize,
+    pub found_out: usize,
+    /// What the liar did not answer in time, or at all.
+    pub given_up: usize,
+    /// What the driver refused to import or to map.
+    pub refused_by_driver: usize,
+}
+
 /// A live block and the seed of its bytes.
 #[derive(Clone, Copy)]
 struct Block {
@@ -95,6 +113,7 @@ struct World {
     believed: Vec<SharedBlock<HostDriver>>,
     seed: u64,
     steps: usize,
+    reached: Reached,
 }
 
 fn device() -> Arc<HostDriver> {
@@ -156,6 +175,7 @@ impl World {
             believed: Vec::new(),
             seed: 0,
             steps: 0,
+            reached: Reached::default(),
         }
     }
 
@@ -228,11 +248,15 @@ impl World {
             Ok(shared) => {
                 assert!(*is_live || is_open, "S2: a block was opened that was freed");
                 expect_bytes(&user.target, "S2", shared.addr(), *block);
+                self.reached.opened += 1;
                 if user.opened.len() < MOST {
                     user.opened.push((shared, *block));
                 }
             }
-            Err(ShareError::Gone) => assert!(!is_live, "S2: a live block is gone"),
+            Err(ShareError::Gone) => {
+                assert!(!is_live, "S2: a live block is gone");
+                self.reached.gone += 1;
+            }
             Err(other) => panic!("a handle of its own was refused: {other}"),
         }
     }
@@ -276,8 +300,12 @@ impl World {
         let Some(index) = input.index(self.strangers.len()) else { return };
         let known: Vec<_> =
             self.offered.iter().map(|offered| Known { token: offered.token(), is_live: offered.is_live }).collect();
-        if let Err(Ended) = self.strangers[index].say(input, &known) {
-            self.strangers.swap_remove(index);
+        match self.strangers[index].say(input, &known) {
+            Ok(()) => self.reached.answered += 1,
+            Err(Ended) => {
+                self.strangers.swap_remove(index);
+                self.reached.ended += 1;
+            }
         }
     }
 
@@ -315,6 +343,7 @@ impl World {
         let opened = Self::while_it_lies(&mut self.liar, script, || user.importer.open_within(&handle, LITTLE_TIME));
         match opened {
             Ok(shared) => {
+                self.reached.believed += 1;
                 // It is mapped, whatever it is.
                 if shared.bytes() > 0 {
                     fill(&user.target, shared.addr(), shared.bytes(), 1);
@@ -325,15 +354,11 @@ impl World {
                     Self::while_it_lies(&mut self.liar, script, || drop(shared));
                 }
             }
+            Err(ShareError::Message(_)) => self.reached.found_out += 1,
+            Err(ShareError::Driver(_)) => self.reached.refused_by_driver += 1,
+            Err(ShareError::NoAnswer { .. } | ShareError::Busy) => self.reached.given_up += 1,
             Err(
-                ShareError::Gone
-                | ShareError::ExporterGone(_)
-                | ShareError::NoAnswer { .. }
-                | ShareError::Busy
-                | ShareError::FewDescriptors
-                | ShareError::Message(_)
-                | ShareError::Refused(_)
-                | ShareError::Driver(_),
+                ShareError::Gone | ShareError::ExporterGone(_) | ShareError::FewDescriptors | ShareError::Refused(_),
             ) => {}
             Err(other) => panic!("a liar brought about {other:?}"),
         }
@@ -364,7 +389,7 @@ impl World {
         assert!(start.elapsed() < LIMIT, "a user was served after {:?}", start.elapsed());
     }
 
-    fn end(mut self) {
+    fn end(mut self) -> Reached {
         self.users[0].target.end_capture(MAIN);
         for User { target, importer, opened } in &mut self.users {
             // Where nothing is opened or closed after a capture, what was closed in it is unmapped by this alone.
@@ -388,6 +413,7 @@ impl World {
             assert!(device.usage().is_empty(), "S4: left in the driver: {:?}", device.usage());
         }
         self.liar.end();
+        self.reached
     }
 }
 
@@ -396,7 +422,7 @@ fn descriptors() -> usize {
 }
 
 /// Runs the steps of an input. `folder` is the one of the sockets, and of nobody else meanwhile.
-pub fn run_steps(bytes: &[u8], folder: &Path) {
+pub fn run_steps(bytes: &[u8], folder: &Path) -> Reached {
     let before = descriptors();
     let mut world = World::new(folder);
     let mut input = Input(bytes);
@@ -406,6 +432,7 @@ pub fn run_steps(bytes: &[u8], folder: &Path) {
         }
         world.step(&mut input);
     }
-    world.end();
+    let reached = world.end();
     assert_eq!(descriptors(), before, "S4: descriptors are left");
+    reached
 }
