@@ -36,9 +36,14 @@ fn with_bytes(step: u8, number: usize) -> impl Strategy<Value = Step> {
     vec(any::<u8>(), number).prop_map(move |bytes| [vec![step], bytes].concat())
 }
 
+/// What a liar answers: mostly the truth, else something that is wrong about it, or anything.
+fn answer() -> impl Strategy<Value = u8> {
+    prop_oneof![6 => 0..140_u8, 3 => 194..226_u8, 3 => any::<u8>()]
+}
+
 /// A step of which the last bytes are a script with its length before it.
 fn with_script(step: u8, number: usize, most: usize) -> impl Strategy<Value = Step> {
-    (vec(any::<u8>(), number), vec(any::<u8>(), 0..most))
+    (vec(any::<u8>(), number), vec(answer(), 0..most))
         .prop_map(move |(bytes, script)| [vec![step], bytes, vec![script.len() as u8], script].concat())
 }
 

@@ -139,7 +139,7 @@ impl Liar {
             }
             DESCRIPTORS => {
                 let length = [0, 1, asked, asked, asked, asked + 1][script.index(6).unwrap_or(0)].min(64);
-                let descriptors = (0..length).map(|_| self.descriptor(script.byte())).collect();
+                let descriptors = (0..length).map(|index| self.descriptor(script.byte(), index)).collect();
                 (packet(&[number, u64::from(PASSED)]), descriptors)
             }
             CLOSE => (packet(&[number, u64::from(OPENED), 9, 1, 0, 1]), Vec::new()),
@@ -147,9 +147,9 @@ impl Liar {
         }
     }
 
-    /// A descriptor of something: of a chunk, but hardly of the right one.
-    fn descriptor(&self, kind: u8) -> OwnedFd {
-        match kind % 6 {
+    /// A descriptor of something: of the chunk of that index, of another one, or of none.
+    fn descriptor(&self, kind: u8, index: usize) -> OwnedFd {
+        match kind % 10 {
             0 => File::open("/dev/null").expect("a device").into(),
             1 => std::io::pipe().expect("a pipe").0.into(),
             // A file without a name: an empty one, and one that is too short.
@@ -159,7 +159,8 @@ impl Liar {
                 file
             }
             4 => self.listener.try_clone().expect("a descriptor"),
-            _ => self.driver.export(self.chunks[0]).expect("it is there"),
+            5 => self.driver.export(self.chunks[0]).expect("it is there"),
+            _ => self.driver.export(self.chunks[index % self.chunks.len()]).expect("it is there"),
         }
     }
 

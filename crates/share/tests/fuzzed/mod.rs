@@ -60,7 +60,7 @@ pub struct Reached {
     /// Blocks of the liar that were mapped, and lies that were found out.
     pub believed: usize,
     pub found_out: usize,
-    /// What the liar did not answer in time, or at all.
+    /// What was not answered in time, or at all.
     pub given_up: usize,
     /// What the driver refused to import or to map.
     pub refused_by_driver: usize,
@@ -244,7 +244,10 @@ impl World {
         let Offered { bytes, block, is_live } = &self.offered[index];
         let user = &mut self.users[number / 128];
         let is_open = user.opened.iter().any(|(_, opened)| opened.seed == block.seed);
-        match user.importer.open_within(&Handle::from_bytes(bytes).expect("a handle"), LIMIT) {
+        // Some have no time: the answer comes when nobody waits for it any more.
+        let patience = if number % 16 == 15 { Duration::ZERO } else { LIMIT };
+        match user.importer.open_within(&Handle::from_bytes(bytes).expect("a handle"), patience) {
+            Err(ShareError::NoAnswer { .. }) if patience.is_zero() => self.reached.given_up += 1,
             Ok(shared) => {
                 assert!(*is_live || is_open, "S2: a block was opened that was freed");
                 expect_bytes(&user.target, "S2", shared.addr(), *block);

@@ -66,14 +66,14 @@ impl Stranger {
             }
             _ => packets::push(&mut question, input.number()),
         }
-        let is_well_said = kind < 240 && manner < 128;
+        let (is_well_said, mut with) = (kind < 240 && manner < 128, Vec::new());
         match manner {
             ..128 => {}
             // The half of it, more than it, or a descriptor with it.
             ..144 => question.truncate(question.len() / 2),
             ..160 => question.push(manner),
             ..168 => question.resize(40_000, 0),
-            ..176 => return self.speak(&question, &[self.socket.try_clone().expect("a descriptor")]),
+            ..176 => with.push(self.socket.try_clone().expect("a descriptor")),
             // Many times, and not read.
             ..200 => {
                 self.open = None;
@@ -91,7 +91,7 @@ impl Stranger {
         if question.is_empty() {
             return Ok(());
         }
-        self.speak(&question, &[])?;
+        self.speak(&question, &with)?;
         let (answer, descriptors) = packets::hear(&self.socket, RecvFlags::empty()).map_err(|error| {
             assert!(error != rustix::io::Errno::AGAIN, "a question is not answered: {question:?}");
             Ended
@@ -101,10 +101,11 @@ impl Stranger {
             return Err(Ended);
         }
         if is_well_said && self.open.is_some() {
-            self.look_at(&question, &answer, descriptors, token)?;
-        } else {
-            self.open = None;
+            return self.look_at(&question, &answer, descriptors, token);
         }
+        let is_busy = answer.get(1) == Some(&BUSY);
+        assert!(kind >= 240 || self.open.is_none() || is_busy, "nonsense is answered: {question:?}: {answer:?}");
+        self.open = None;
         Ok(())
     }
 
