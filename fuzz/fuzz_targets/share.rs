@@ -19,4 +19,6 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-fuzz_target!(|bytes: &[u8]| drop(fuzzed::run_steps(bytes, &FOLDER)));
+fuzz_target!(|bytes: &[u8]| {
+    fuzzed::run_steps(bytes, &FOLDER);
+});

@@ -19,8 +19,8 @@ impl<'a> Input<'a> {
     /// A number that is small, or as large as numbers of the protocol get.
     pub fn number(&mut self) -> u64 {
         match self.byte() {
-            byte @ ..240 => u64::from(byte % 4),
-            byte @ ..248 => 1 << (8 * (byte % 8)),
+            byte @ 0..240 => u64::from(byte % 4),
+            byte @ 240..248 => 1 << (8 * (byte % 8)),
             byte => u64::MAX >> (byte % 8),
         }
     }

@@ -77,23 +77,23 @@ impl Liar {
         let (right, descriptors) = self.right(number, kind, &which);
         let nothing = Vec::new;
         let (answer, descriptors) = match script.byte() {
-            ..140 => (right, descriptors),
-            ..150 => (packet(&[number, u64::from(GONE)]), nothing()),
-            ..155 => (packet(&[number, u64::from(BUSY)]), nothing()),
-            ..165 => ([&packet(&[number, u64::from(REFUSED), 5]), &b"\x1b[2J\n"[..]].concat(), nothing()),
-            ..170 => (packet(&[number, u64::from(FEW_DESCRIPTORS)]), nothing()),
-            ..180 => (packet(&[number, u64::from(script.byte() % 9), script.number()]), descriptors),
-            ..188 => ([&right[..right.len() / 2], script.bytes(3)].concat(), descriptors),
-            ..194 => (packet(&[script.number(), u64::from(CLOSED)]), descriptors),
-            ..226 => self.wrong(number, kind, script, which.len()),
+            0..140 => (right, descriptors),
+            140..150 => (packet(&[number, u64::from(GONE)]), nothing()),
+            150..155 => (packet(&[number, u64::from(BUSY)]), nothing()),
+            155..165 => ([&packet(&[number, u64::from(REFUSED), 5]), &b"\x1b[2J\n"[..]].concat(), nothing()),
+            165..170 => (packet(&[number, u64::from(FEW_DESCRIPTORS)]), nothing()),
+            170..180 => (packet(&[number, u64::from(script.byte() % 9), script.number()]), descriptors),
+            180..188 => ([&right[..right.len() / 2], script.bytes(3)].concat(), descriptors),
+            188..194 => (packet(&[script.number(), u64::from(CLOSED)]), descriptors),
+            194..226 => self.wrong(number, kind, script, which.len()),
             // Twice, and the second time nobody has asked.
-            ..234 => {
+            226..234 => {
                 packets::say(socket, &right, &descriptors);
                 (right, descriptors)
             }
-            ..247 => return Then::Ends,
+            234..247 => return Then::Ends,
             // No answer, or one that comes when the next question does.
-            ..251 => return Then::GoesOn,
+            247..251 => return Then::GoesOn,
             _ => {
                 packets::say(socket, &right, &descriptors);
                 return Then::Ends;

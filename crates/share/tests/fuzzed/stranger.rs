@@ -68,14 +68,14 @@ impl Stranger {
         }
         let (is_well_said, mut with) = (kind < 240 && manner < 128, Vec::new());
         match manner {
-            ..128 => {}
+            0..128 => {}
             // The half of it, more than it, or a descriptor with it.
-            ..144 => question.truncate(question.len() / 2),
-            ..160 => question.push(manner),
-            ..168 => question.resize(40_000, 0),
-            ..176 => with.push(self.socket.try_clone().expect("a descriptor")),
+            128..144 => question.truncate(question.len() / 2),
+            144..160 => question.push(manner),
+            160..168 => question.resize(40_000, 0),
+            168..176 => with.push(self.socket.try_clone().expect("a descriptor")),
             // Many times, and not read.
-            ..200 => {
+            176..200 => {
                 self.open = None;
                 for _ in 0..manner {
                     self.speak(&question, &[])?;
