@@ -25,8 +25,8 @@ pub fn steps() -> Vec<(&'static str, Vec<u8>)> {
             vec![ALLOC, 200, 1, OFFER, 0, ALLOC, 1, 1, OFFER, 1, OPEN, 0, OPEN, 1, FREE, 0, LEAVE, CLOSE, 0],
         ),
         ("forged", then(&[OPEN_FORGED, 0, 24, 1, OPEN_FORGED, 0, 9, 1, OPEN_FORGED, 0, 60, 3, OPEN, 0])),
-        // What a process says that opens a block, asks for its chunks and their descriptors, and closes it. Behind the stranger come
-        // the kind of the question, how it is said, and for how many descriptors it is.
+        // What a process says that opens a block, asks for its chunks and their descriptors, and closes it. Behind the stranger
+        // come the kind of the question, how it is said, and for how many descriptors it is.
         (
             "stranger",
             then(&[
