@@ -6,7 +6,7 @@
 //! Threads: any; those that ask the same exporter wait for each other.
 
 use crate::error::ShareError;
-use crate::handle::{Handle, Token};
+use crate::handle::{Source, Token};
 use crate::messages::{Answer, ListedChunk, Question, Reply, Request, UNASKED};
 use crate::patience::Patience;
 use crate::sockets::{self, Packet};
@@ -32,7 +32,7 @@ const MOST_UNANSWERED: u64 = 32;
 pub struct Connection {
     /// No other connection of this process has or had it.
     pub id: u64,
-    pub exporter: Token,
+    pub source: Source,
     socket: OwnedFd,
     talk: Mutex<Talk>,
     /// The blocks whose end is to be reported as soon as that can be done. Locked for moments only.
@@ -59,12 +59,13 @@ pub struct Opened {
 }
 
 impl Connection {
-    /// A connection to the exporter of a handle.
-    pub fn new(handle: &Handle, patience: &Patience) -> Result<Self, ShareError> {
+    /// A connection to an exporter.
+    pub fn new(source: &Source, patience: &Patience) -> Result<Self, ShareError> {
         static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
-        let socket = sockets::connected(&handle.socket, patience)?;
+        let socket = sockets::connected(&source.socket, patience)?;
         let (talk, owed) = (Mutex::new(Talk { last: UNASKED, heard: UNASKED }), Mutex::default());
-        Ok(Self { id: CONNECTIONS.fetch_add(1, Ordering::Relaxed), exporter: handle.exporter, socket, talk, owed })
+        let id = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { id, source: source.clone(), socket, talk, owed })
     }
 
     /// The talk, once nobody else asks.
@@ -141,7 +142,7 @@ impl Connection {
                 Reply::Opened { open, .. } if number < talk.last => self.owed.lock().push(open),
                 _ if number < talk.last => {}
                 Reply::Gone => return Err(ShareError::Gone),
-                Reply::Refused(reason) => return Err(ShareError::Refused(reason)),
+                Reply::Refused(reason) => return Err(ShareError::Refused(printable(&reason))),
                 Reply::FewDescriptors => return Err(ShareError::FewDescriptors),
                 reply => return Ok((reply, descriptors)),
             }
@@ -162,7 +163,7 @@ impl Connection {
             return Err(ShareError::Message("no block where one was asked for"));
         };
         let Some(end) = offset.checked_add(bytes) else {
-            self.close(open);
+            self.close_unheard(open);
             return Err(ShareError::Message("a block that is larger than its chunks"));
         };
         Ok(Opened { open, place: offset..end, chunks })
@@ -207,9 +208,21 @@ impl Connection {
         }
     }
 
+    /// Closes a block, without a wait for anybody: the exporter is notified now, or with the next question.
+    pub fn close_unheard(&self, open: u64) {
+        self.owe_close(open);
+        if let Some(mut talk) = self.talk.try_lock() {
+            let _ = self.say_what_is_owed(&mut talk, &Patience::of(Duration::ZERO));
+        }
+    }
+
+    fn owe_close(&self, open: u64) {
+        self.owed.lock().push(open);
+    }
+
     /// Closes a block. Returns once the exporter has closed it, too, unless that does not answer: then it is notified all the same.
     pub fn close(&self, open: u64) {
-        self.owed.lock().push(open);
+        self.owe_close(open);
         let patience = Patience::of(FAREWELL);
         // Whoever asks something meanwhile says it then.
         let Ok(mut talk) = self.talk(&patience) else { return };
@@ -223,6 +236,25 @@ impl Connection {
     }
 }
 
+/// A text of the other process as it may be printed: what a terminal takes for orders is left out.
+fn printable(text: &str) -> String {
+    let is_order = |c: &char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().filter(|c| !is_order(c)).collect()
+}
+
 fn pop(owed: &Mutex<Vec<u64>>) -> Option<u64> {
     owed.lock().pop()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn a_reason_gives_no_orders_to_a_terminal() {
+        assert_eq!(
+            printable("kein Platz für \u{1b}[2Jeins\n\u{202e}und\u{2066} zwei"),
+            "kein Platz für [2Jeinsund zwei"
+        );
+    }
 }

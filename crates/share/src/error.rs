@@ -28,8 +28,11 @@ pub enum ShareError {
         /// How long its answer was waited for.
         waited: Duration,
     },
-    /// The socket is of another user.
-    #[error("the socket {path} is of user {uid}: memory is shared between processes of one user only")]
+    /// The socket is of another user, or of the number that stands for all strangers in this user namespace.
+    #[error(
+        "the socket {path} is of user {uid}, who is another one or cannot be told from strangers: memory is shared between \
+         processes of one user only"
+    )]
     OtherUser {
         /// The socket.
         path: PathBuf,

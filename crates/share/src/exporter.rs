@@ -1,7 +1,7 @@
 //! The exporting side: what is offered, and the socket for those who open it.
 
 use crate::error::ShareError;
-use crate::handle::{Handle, Token, random};
+use crate::handle::{Handle, Source, Token, random};
 use crate::offers::{Chunks, Offers};
 use crate::server::{Order, Server};
 use crate::socket_file::SocketFile;
@@ -124,7 +124,8 @@ impl<D: Driver + 'static> Exporter<D> {
             let listener = started.socket.make_again()?;
             started.order(Order::Listen(listener));
         }
-        Ok(Handle { exporter: started.name, token, socket: started.socket.path().to_owned(), device })
+        let source = Source { name: started.name, socket: started.socket.path().to_owned() };
+        Ok(Handle { source, token, device })
     }
 
     fn offered(&self, ticket: &Ticket<D>) -> Option<Token> {

@@ -1,6 +1,7 @@
 //! The folder of the sockets: of the user, and nobody else's to look into.
 
 use crate::error::ShareError;
+use crate::peer::stands_for_all;
 use rustix::fs::{FileType, Mode, lstat, mkdir};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -29,8 +30,7 @@ pub fn folder() -> Result<PathBuf, ShareError> {
     if found.st_uid != geteuid().as_raw() {
         return Err(wrong(format!("is of user {}", found.st_uid)));
     }
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    if is_ambiguous(found.st_uid, &read("/proc/sys/kernel/overflowuid"), &read("/proc/self/uid_map")) {
+    if stands_for_all(found.st_uid) {
         return Err(wrong(
             "cannot be told from that of a stranger: this user is the one that stands for all others here".to_owned(),
         ));
@@ -40,24 +40,4 @@ pub fn folder() -> Result<PathBuf, ShareError> {
         return Err(wrong(format!("is open to other users (mode {mode:o}; 700 is needed)")));
     }
     Ok(path)
-}
-
-/// Whether a user of this number may be another one: in a user namespace, all that it does not map have one number.
-fn is_ambiguous(user: u32, overflow: &str, map: &str) -> bool {
-    let maps_all = map.split_ascii_whitespace().eq(["0", "0", "4294967295"]);
-    overflow.trim().parse() == Ok(user) && !maps_all
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_ambiguous;
-
-    #[test]
-    fn who_stands_for_all_others() {
-        let all = "         0          0 4294967295\n";
-        assert!(is_ambiguous(65534, "65534\n", "         0       1000          1\n"));
-        assert!(is_ambiguous(65534, "65534\n", ""));
-        assert!(!is_ambiguous(65534, "65534\n", all));
-        assert!(!is_ambiguous(1000, "65534\n", "      1000       1000          1\n"));
-    }
 }

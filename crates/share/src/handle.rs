@@ -3,6 +3,8 @@
 use crate::error::ShareError;
 use crate::uuid::Uuid;
 use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -16,16 +18,36 @@ const DEVICE: Range<usize> = HANDLE_BYTES - size_of::<Uuid>()..HANDLE_BYTES;
 /// Longest path of a socket.
 pub const MOST_PATH_BYTES: usize = 107;
 
-/// 128 random bits.
-pub type Token = [u8; 16];
+/// 128 random bits. Whoever knows those of a block can open it: they are in no log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Token([u8; 16]);
+
+impl Token {
+    /// The bits as they travel.
+    pub fn bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Token(..)")
+    }
+}
+
+/// Names an exporter. The name alone does not: whoever has a handle could lend it to a socket of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    pub name: Token,
+    pub socket: PathBuf,
+}
 
 /// Names a block of an [`Exporter`](crate::Exporter). Plain bytes, good in any process of the user as long as the block is live;
 /// whoever has them can open it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
-    pub(crate) exporter: Token,
+    pub(crate) source: Source,
     pub(crate) token: Token,
-    pub(crate) socket: PathBuf,
     /// That of the memory, if its driver names it.
     pub(crate) device: Option<Uuid>,
 }
@@ -34,10 +56,10 @@ impl Handle {
     /// The bytes that travel.
     pub fn to_bytes(&self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
-        let path = self.socket.as_os_str().as_bytes();
+        let path = self.source.socket.as_os_str().as_bytes();
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..24].copy_from_slice(&self.exporter);
-        bytes[24..40].copy_from_slice(&self.token);
+        bytes[8..24].copy_from_slice(&self.source.name.0);
+        bytes[24..40].copy_from_slice(&self.token.0);
         bytes[40] = u8::try_from(path.len()).expect("the path of a socket is short");
         bytes[41..41 + path.len()].copy_from_slice(path);
         bytes[DEVICE].copy_from_slice(&self.device.unwrap_or_default());
@@ -61,9 +83,9 @@ impl Handle {
         if !socket.is_absolute() {
             return Err(ShareError::NoHandle);
         }
-        let token = |at: usize| bytes[at..at + 16].try_into().expect("16 bytes");
-        let device = Some(token(DEVICE.start)).filter(|device| *device != Uuid::default());
-        Ok(Self { exporter: token(8), token: token(24), socket, device })
+        let number = |at: usize| bytes[at..at + 16].try_into().expect("16 bytes");
+        let device = Some(number(DEVICE.start)).filter(|device| *device != Uuid::default());
+        Ok(Self { source: Source { name: Token(number(8)), socket }, token: Token(number(24)), device })
     }
 
     /// Returns the name of the physical device of the memory, as [`MemoryDriver::uuid`](gapless::driver::MemoryDriver::uuid) does;
@@ -86,5 +108,5 @@ pub fn random() -> Result<Token, ShareError> {
     while got < token.len() {
         got += getrandom(&mut token[got..], GetRandomFlags::empty()).map_err(ShareError::system("random bits"))?;
     }
-    Ok(token)
+    Ok(Token(token))
 }

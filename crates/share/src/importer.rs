@@ -2,7 +2,7 @@
 
 use crate::connection::{Connection, Opened};
 use crate::error::ShareError;
-use crate::handle::{Handle, Token};
+use crate::handle::{Handle, Source, Token};
 use crate::messages::{ListedChunk, MOST_DESCRIPTORS};
 use crate::patience::Patience;
 use gapless::driver::{ChunkHandle, Driver, DriverResult};
@@ -16,7 +16,6 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long [`Importer::open`] waits for the other process.
 /// How long [`Importer::open`] waits for the other process.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one that is told to wait waits before it asks again: at first, and at most.
@@ -42,7 +41,7 @@ struct Inner<D: Driver> {
 
 #[derive(Debug)]
 struct State<D: Driver> {
-    connections: HashMap<Token, Arc<Connection>>,
+    connections: HashMap<Source, Arc<Connection>>,
     chunks: HashMap<ChunkKey, Imported>,
     /// Blocks that are open.
     blocks: HashMap<BlockKey, Weak<Block<D>>>,
@@ -59,7 +58,7 @@ struct State<D: Driver> {
 }
 
 /// The exporter, and the block's token.
-type BlockKey = (Token, Token);
+type BlockKey = (Source, Token);
 
 /// The connection, and the chunk's number there. A number is good while a block in the chunk is open through it.
 type ChunkKey = (u64, u64);
@@ -186,29 +185,30 @@ impl<D: Driver> Importer<D> {
             return Err(ShareError::OtherDevice { theirs, ours });
         }
         let patience = Patience::of(patience);
-        let key = (handle.exporter, handle.token);
-        if let Some(block) = inner.opened_or_first(key, &patience)? {
+        let key = (handle.source.clone(), handle.token);
+        if let Some(block) = inner.opened_or_first(&key, &patience)? {
             return Ok(SharedBlock { block });
         }
-        let _first = First { inner, key };
-        inner.notify_closed();
+        let _first = First { inner, key: &key };
+        // Others than the one who is asked may not answer.
+        inner.notify_closed(Connection::close_unheard);
         let (connection, opened) = match inner.ask_for(handle, &patience) {
             Ok(opened) => opened,
             Err(error) => {
-                inner.discard_in_vain(key, &error);
+                inner.discard_in_vain(&key, &error);
                 return Err(error);
             }
         };
-        let mapping = match inner.mapping(key, &connection, &opened, &patience) {
+        let mapping = match inner.mapping(&key, &connection, &opened, &patience) {
             Ok(mapping) => mapping,
             Err(error) => {
-                connection.close(opened.open);
+                connection.close_unheard(opened.open);
                 return Err(error);
             }
         };
         let (addr, bytes) = (mapping.addr.offset(mapping.place.start), mapping.place.end - mapping.place.start);
         let block = Arc::new(Block { importer: Arc::clone(inner), addr, bytes, mapping: Some(mapping) });
-        inner.state.lock().blocks.insert(key, Arc::downgrade(&block));
+        inner.state.lock().blocks.insert(key.clone(), Arc::downgrade(&block));
         Ok(SharedBlock { block })
     }
 
@@ -227,14 +227,14 @@ impl<D: Driver> Importer<D> {
         self.inner.remove_leaving(&mut state);
         self.inner.limit_kept(&mut state);
         drop(state);
-        self.inner.notify_closed();
+        self.inner.notify_closed(Connection::close);
     }
 
     /// Closes the blocks that nobody uses any more and that could not be closed during a capture, if there is none now.
     pub fn settle(&self) {
         if self.inner.process == std::process::id() {
             self.inner.remove_leaving(&mut self.inner.state.lock());
-            self.inner.notify_closed();
+            self.inner.notify_closed(Connection::close);
         }
     }
 
@@ -262,25 +262,25 @@ impl<D: Driver> State<D> {
 /// Whoever opens a block, until it is open or not to be had. Others that want it wait.
 struct First<'a, D: Driver> {
     inner: &'a Inner<D>,
-    key: BlockKey,
+    key: &'a BlockKey,
 }
 
 impl<D: Driver> Drop for First<'_, D> {
     fn drop(&mut self) {
-        self.inner.state.lock().opening.remove(&self.key);
+        self.inner.state.lock().opening.remove(self.key);
         self.inner.was_opened.notify_all();
     }
 }
 
 impl<D: Driver> Inner<D> {
     /// The block, if it is open; else the caller is the first who opens it now.
-    fn opened_or_first(&self, key: BlockKey, patience: &Patience) -> Result<Option<Arc<Block<D>>>, ShareError> {
+    fn opened_or_first(&self, key: &BlockKey, patience: &Patience) -> Result<Option<Arc<Block<D>>>, ShareError> {
         let mut state = self.state.lock();
         loop {
-            if let Some(block) = state.blocks.get(&key).and_then(Weak::upgrade) {
+            if let Some(block) = state.blocks.get(key).and_then(Weak::upgrade) {
                 return Ok(Some(block));
             }
-            if state.opening.insert(key) {
+            if state.opening.insert(key.clone()) {
                 break;
             }
             match patience.until() {
@@ -324,34 +324,34 @@ impl<D: Driver> Inner<D> {
 
     /// The connection to a handle's exporter, made now if there is none.
     fn connection(&self, handle: &Handle, patience: &Patience) -> Result<Arc<Connection>, ShareError> {
-        if let Some(connection) = self.state.lock().connections.get(&handle.exporter) {
+        if let Some(connection) = self.state.lock().connections.get(&handle.source) {
             return Ok(Arc::clone(connection));
         }
-        let made = Arc::new(Connection::new(handle, patience)?);
-        Ok(Arc::clone(self.state.lock().connections.entry(handle.exporter).or_insert(made)))
+        let made = Arc::new(Connection::new(&handle.source, patience)?);
+        Ok(Arc::clone(self.state.lock().connections.entry(handle.source.clone()).or_insert(made)))
     }
 
     /// The next question goes through another connection. What is open through this one keeps it.
     fn forget(&self, connection: &Arc<Connection>) {
         let mut state = self.state.lock();
-        if state.connections.get(&connection.exporter).is_some_and(|known| Arc::ptr_eq(known, connection)) {
-            state.connections.remove(&connection.exporter);
+        if state.connections.get(&connection.source).is_some_and(|known| Arc::ptr_eq(known, connection)) {
+            state.connections.remove(&connection.source);
         }
     }
 
     /// Notifies the exporters of what is closed. Called with nothing locked.
-    fn notify_closed(&self) {
+    fn notify_closed(&self, close: impl Fn(&Connection, u64)) {
         let closed = std::mem::take(&mut self.state.lock().closed);
         for (connection, open) in closed {
-            connection.close(open);
+            close(&connection, open);
         }
     }
 
     /// Gives up what is kept of a block that is gone, or of an exporter that is. What the driver does not unmap now stays kept.
-    fn discard_in_vain(&self, key: BlockKey, error: &ShareError) {
+    fn discard_in_vain(&self, key: &BlockKey, error: &ShareError) {
         let mut state = self.state.lock();
         let _ = match error {
-            ShareError::Gone => self.discard_where(&mut state, |mapping| mapping.block == key),
+            ShareError::Gone => self.discard_where(&mut state, |mapping| mapping.block == *key),
             ShareError::ExporterGone(_) => self.discard_where(&mut state, |mapping| mapping.block.0 == key.0),
             _ => Ok(()),
         };
@@ -360,14 +360,14 @@ impl<D: Driver> Inner<D> {
     /// The mapping of a block that was just opened: the one that was kept, or a new one.
     fn mapping(
         &self,
-        block: BlockKey,
+        block: &BlockKey,
         connection: &Arc<Connection>,
         opened: &Opened,
         patience: &Patience,
     ) -> Result<Mapping, ShareError> {
         let (open, place, connection) = (opened.open, opened.place.clone(), Arc::clone(connection));
         let mut state = self.state.lock();
-        if let Some(at) = state.kept.iter().position(|mapping| mapping.block == block) {
+        if let Some(at) = state.kept.iter().position(|mapping| mapping.block == *block) {
             let kept = state.kept.remove(at).expect("just found");
             // A block that lives does not move, and another one has another token.
             if kept.place == place && kept.chunks.len() as u64 == opened.chunks {
@@ -379,7 +379,7 @@ impl<D: Driver> Inner<D> {
         drop(state);
         let listed = connection.chunks(opened, patience)?;
         let (addr, bytes, chunks) = self.map(&connection, open, &listed, patience)?;
-        Ok(Mapping { block, addr, bytes, chunks, place, connection, open })
+        Ok(Mapping { block: block.clone(), addr, bytes, chunks, place, connection, open })
     }
 
     /// Maps chunks in one piece. What is missing is imported; on failure, nothing is left of it.
@@ -593,6 +593,6 @@ impl<D: Driver> Drop for Block<D> {
         state.leaving.push(mapping);
         self.importer.remove_leaving(&mut state);
         drop(state);
-        self.importer.notify_closed();
+        self.importer.notify_closed(Connection::close);
     }
 }

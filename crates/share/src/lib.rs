@@ -38,10 +38,12 @@ mod importer;
 mod messages;
 mod offers;
 mod patience;
+mod peer;
 mod server;
 mod socket_file;
 mod sockets;
 mod uuid;
+mod veil;
 
 pub use error::ShareError;
 pub use exporter::Exporter;

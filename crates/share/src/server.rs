@@ -1,8 +1,11 @@
 //! The thread that answers the processes that open blocks.
 
+use crate::handle::Token;
 use crate::messages::{Answer, ListedChunk, MOST_DESCRIPTORS, MOST_LISTED, Question, Reply, Request, UNASKED};
 use crate::offers::{Offer, Offers};
+use crate::peer::Peer;
 use crate::sockets::{self, Packet};
+use crate::veil::Veil;
 use gapless::allocator::{Pin, PinnedChunk};
 use gapless::driver::Driver;
 use parking_lot::Mutex;
@@ -10,21 +13,23 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::geteuid;
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// Most connections, one for each process that has something open.
+/// Most connections, one for each importer that has something open.
 const MOST_CONNECTIONS: usize = 256;
+/// Most of them that one process has, so that none shuts out all others. Those of other namespaces count as one process.
+const MOST_OF_ONE_PROCESS: usize = MOST_CONNECTIONS / 2;
 /// Most connections beyond those, which are to hear that there are too many.
 const MOST_TURNED_AWAY: usize = 64;
-/// Most blocks that one connection has open.
+/// How often blocks are open through one connection at most.
 const MOST_OPEN: usize = 1 << 16;
 /// Longest reason of a refusal in bytes.
 const MOST_REASON: usize = 1000;
-/// How long nothing is done where the system has no descriptor for another connection.
+/// How long nothing is done where the system has no descriptor for another connection, or does not watch as many as there are.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// An order to the thread that answers.
@@ -58,14 +63,24 @@ pub struct Server<D: Driver> {
 struct Connection<D: Driver> {
     socket: OwnedFd,
     exposes: bool,
+    process: Option<NonZeroU32>,
     open: HashMap<u64, Open<D>>,
+    /// Under which number a block is open.
+    numbers: HashMap<Token, u64>,
     next: u64,
+    /// How often blocks are open: the sum of `times`.
+    times: usize,
+    /// Hides the driver's handles.
+    veil: Veil,
 }
 
+/// A block that is open. However often that is, it is pinned and listed once.
 #[derive(Debug)]
 struct Open<D: Driver> {
+    token: Token,
     pin: Pin<D>,
     chunks: Arc<[PinnedChunk]>,
+    times: usize,
 }
 
 impl<D: Driver> Server<D> {
@@ -90,7 +105,11 @@ impl<D: Driver> Server<D> {
                 match poll(&mut watched, None) {
                     Ok(_) => watched.iter().map(|one| !one.revents().is_empty()).collect::<Vec<_>>(),
                     Err(Errno::INTR) => continue,
-                    Err(_) => break,
+                    // As many cannot be watched: the limit of descriptors was lowered below their number, for instance.
+                    Err(_) => {
+                        std::thread::sleep(PAUSE);
+                        vec![true; watched.len()]
+                    }
                 }
             };
             if ready[0] && self.has_order_to_stop() {
@@ -140,12 +159,16 @@ impl<D: Driver> Server<D> {
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return std::thread::sleep(PAUSE),
             Err(_) => return,
         };
-        if sockets::user_of(&socket).ok() != Some(geteuid().as_raw()) {
+        let Ok(peer) = Peer::of(&socket) else { return };
+        if peer.other_user().is_some() {
             return;
         }
-        if self.connections.len() >= MOST_CONNECTIONS {
+        let is_its_own = |connection: &&Connection<D>| connection.process == peer.process;
+        let are_too_many = self.connections.iter().filter(is_its_own).count() >= MOST_OF_ONE_PROCESS;
+        if are_too_many || self.connections.len() >= MOST_CONNECTIONS {
             // One that has nothing open and asks nothing connects again when it has something to ask.
-            match self.connections.iter().position(|connection| connection.is_idle()) {
+            let may_go = |connection: &Connection<D>| !are_too_many || is_its_own(&connection);
+            match self.connections.iter().position(|connection| may_go(connection) && connection.is_idle()) {
                 Some(idle) => drop(self.connections.remove(idle)),
                 None => {
                     if self.turned_away.len() == MOST_TURNED_AWAY
@@ -158,7 +181,7 @@ impl<D: Driver> Server<D> {
                 }
             }
         }
-        self.connections.push(Connection { socket, exposes: self.exposes, open: HashMap::new(), next: 0 });
+        self.connections.push(Connection::new(socket, peer.process, self.exposes));
     }
 }
 
@@ -175,6 +198,11 @@ fn say_busy(socket: &OwnedFd) {
 struct Closed;
 
 impl<D: Driver> Connection<D> {
+    fn new(socket: OwnedFd, process: Option<NonZeroU32>, exposes: bool) -> Self {
+        let (open, numbers) = (HashMap::new(), HashMap::new());
+        Self { socket, exposes, process, open, numbers, next: 0, times: 0, veil: Veil::default() }
+    }
+
     /// Whether the other side has closed it.
     fn has_ended(&self) -> bool {
         self.seen(PollFlags::empty()).contains(PollFlags::HUP)
@@ -201,21 +229,30 @@ impl<D: Driver> Connection<D> {
         let (reply, descriptors) = self.answer(request, offers);
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         // Few answers are not read before the next question: there is room for them, unless the other side does not read.
-        sockets::send(&self.socket, &Answer { number, reply }, &borrowed).map_err(|_| Closed)
+        match sockets::send(&self.socket, &Answer { number, reply }, &borrowed) {
+            // So many of the user are on their way, whoever does not read them: what this one has open stays.
+            Err(Errno::TOOMANYREFS) => {
+                sockets::send(&self.socket, &Answer { number, reply: Reply::FewDescriptors }, &[])
+            }
+            sent => sent,
+        }
+        .map_err(|_| Closed)
     }
 
     fn answer(&mut self, request: Request, offers: &Mutex<Offers<D>>) -> (Reply, Vec<OwnedFd>) {
         let reply = match request {
             Request::Open { token } => {
                 let offer = offers.lock().of(&token);
-                self.open(offer.as_ref())
+                self.open(token, offer.as_ref())
             }
             Request::Chunks { open, from } => match self.open.get(&open) {
                 Some(open) => {
                     let from = usize::try_from(from).unwrap_or(usize::MAX);
                     let listed = open.chunks.iter().skip(from).take(MOST_LISTED);
                     Reply::Chunks(
-                        listed.map(|chunk| ListedChunk { number: chunk.handle.0, bytes: chunk.bytes }).collect(),
+                        listed
+                            .map(|chunk| ListedChunk { number: self.veil.of(chunk.handle.0), bytes: chunk.bytes })
+                            .collect(),
                     )
                 }
                 None => refused("nothing of that number is open"),
@@ -224,32 +261,50 @@ impl<D: Driver> Connection<D> {
                 Ok(descriptors) => return (Reply::Descriptors, descriptors),
                 Err(reply) => reply,
             },
-            Request::Close { open } => match self.open.remove(&open) {
-                Some(_) => Reply::Closed,
-                None => refused("nothing of that number is open"),
-            },
+            Request::Close { open } => self.close(open),
         };
         (reply, Vec::new())
     }
 
-    fn open(&mut self, offer: Option<&Offer<D>>) -> Reply {
+    fn open(&mut self, token: Token, offer: Option<&Offer<D>>) -> Reply {
         let Some((offer, pin)) = offer.and_then(|offer| Some((offer, offer.pin()?))) else { return Reply::Gone };
-        let chunks = match offer.chunks(&pin) {
-            Ok(chunks) => chunks,
-            Err(error) => return refused(&error.to_string()),
-        };
-        if self.open.len() >= MOST_OPEN {
+        if self.times >= MOST_OPEN {
             return refused("too much is open");
         }
         if self.exposes {
             pin.expose();
         }
-        let open = self.next;
-        self.next += 1;
-        let offset = pin.addr().0 - chunks[0].addr.0;
-        let reply = Reply::Opened { open, bytes: pin.bytes(), offset, chunks: chunks.len() as u64 };
-        self.open.insert(open, Open { pin, chunks });
-        reply
+        let number = match self.numbers.get(&token) {
+            Some(number) => *number,
+            None => {
+                let chunks = match offer.chunks(&pin) {
+                    Ok(chunks) => chunks,
+                    Err(error) => return refused(&error.to_string()),
+                };
+                let number = self.next;
+                self.next += 1;
+                self.numbers.insert(token, number);
+                self.open.insert(number, Open { token, pin, chunks, times: 0 });
+                number
+            }
+        };
+        let open = self.open.get_mut(&number).expect("a number of a block that is open");
+        open.times += 1;
+        self.times += 1;
+        let offset = open.pin.addr().0 - open.chunks[0].addr.0;
+        Reply::Opened { open: number, bytes: open.pin.bytes(), offset, chunks: open.chunks.len() as u64 }
+    }
+
+    fn close(&mut self, number: u64) -> Reply {
+        let Some(open) = self.open.get_mut(&number) else { return refused("nothing of that number is open") };
+        open.times -= 1;
+        self.times -= 1;
+        if open.times == 0
+            && let Some(open) = self.open.remove(&number)
+        {
+            self.numbers.remove(&open.token);
+        }
+        Reply::Closed
     }
 
     fn export(&self, open: u64, which: &[u64]) -> Result<Vec<OwnedFd>, Reply> {

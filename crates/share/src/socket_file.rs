@@ -38,7 +38,8 @@ impl SocketFile {
         if let Some(boot) = &boot {
             remove_stale(&folder, boot);
         }
-        let random: String = random()?.iter().map(|byte| format!("{byte:02x}")).take(RANDOM_DIGITS / 2).collect();
+        let random: String =
+            random()?.bytes().iter().map(|byte| format!("{byte:02x}")).take(RANDOM_DIGITS / 2).collect();
         let boot = boot.unwrap_or_else(|| "0".repeat(BOOT_DIGITS));
         let path = socket_path(&folder, &format!("{boot}-{}-{random}.sock", std::process::id()))?;
         let (identity, listener) = appear(&path)?;

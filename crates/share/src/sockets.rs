@@ -3,16 +3,16 @@
 use crate::error::ShareError;
 use crate::messages::{MOST_BYTES, MOST_DESCRIPTORS};
 use crate::patience::Patience;
+use crate::peer::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recvmsg, sendmsg,
     socket_with,
 };
-use rustix::process::geteuid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{IoSlice, IoSliceMut};
@@ -65,9 +65,9 @@ pub fn connected(path: &Path, patience: &Patience) -> Result<OwnedFd, ShareError
             Err(errno) => return Err(ShareError::system("a connection to the process that shared the block")(errno)),
         }
     }
-    match user_of(&socket)? {
-        uid if uid == geteuid().as_raw() => Ok(socket),
-        uid => Err(ShareError::OtherUser { path: path.to_owned(), uid }),
+    match Peer::of(&socket)?.other_user() {
+        None => Ok(socket),
+        Some(uid) => Err(ShareError::OtherUser { path: path.to_owned(), uid }),
     }
 }
 
@@ -82,12 +82,6 @@ pub fn wait(socket: impl AsFd, what: PollFlags, patience: &Patience) -> Result<(
             Err(errno) => return Err(ShareError::system("a wait for the other process")(errno)),
         }
     }
-}
-
-/// The user of the process at the other end.
-pub fn user_of(socket: impl AsFd) -> Result<u32, ShareError> {
-    let credentials = socket_peercred(socket).map_err(ShareError::system("the user of a socket"))?;
-    Ok(credentials.uid.as_raw())
 }
 
 /// Sends a packet with descriptors, without a wait.

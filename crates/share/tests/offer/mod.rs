@@ -7,6 +7,7 @@ use gapless::units::StreamId;
 use gapless::{Allocator, DeviceAddr};
 use gapless_share::{Exporter, FOLDER, Handle, Importer};
 use rustix::fd::OwnedFd;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recv, send,
     socket_with,
@@ -14,6 +15,7 @@ use rustix::net::{
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 pub const PAGE: u64 = 2 << 20;
 pub const MAIN: StreamId = StreamId::DEFAULT;
@@ -26,6 +28,18 @@ pub fn folder(path: &Path) -> MutexGuard<'static, ()> {
     unsafe { std::env::set_var(FOLDER, path) };
     turn
 }
+
+pub const NO_TIME: Duration = Duration::ZERO;
+pub const MUCH_TIME: Duration = Duration::from_secs(600);
+/// How long a test waits for what takes milliseconds.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// Kinds of answers, as they are written behind the number of the question.
+pub const OPENED: u8 = 0;
+pub const CLOSED: u8 = 3;
+pub const GONE: u8 = 4;
+pub const BUSY: u8 = 5;
+pub const REFUSED: u8 = 6;
 
 pub fn device() -> Arc<HostDriver> {
     Arc::new(HostDriver::new(HostConfig::default()).unwrap())
@@ -100,5 +114,32 @@ impl Offer {
         drop(self.exporter);
         self.allocator.free(self.block).unwrap();
         self.allocator.close().unwrap();
+    }
+}
+
+/// The end of a connection that the other side has closed.
+pub fn is_closed(socket: &OwnedFd) -> bool {
+    let mut bytes = [0; 1 << 14];
+    match recv(socket, &mut bytes[..], RecvFlags::empty()) {
+        Ok((got, _)) => got == 0,
+        Err(_) => true,
+    }
+}
+
+/// Returns the question to a process that plays an exporter, its number first.
+pub fn asked(connection: &OwnedFd) -> Vec<u8> {
+    // A test that fails is not to hang.
+    set_socket_timeout(connection, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
+    let mut bytes = [0; 1 << 14];
+    let (got, _) = recv(connection, &mut bytes[..], RecvFlags::empty()).unwrap();
+    bytes[..got].to_vec()
+}
+
+/// Waits until another thread has seen something.
+pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }

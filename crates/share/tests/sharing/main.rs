@@ -249,7 +249,8 @@ fn every_call_fails_once() {
                     Err(ShareError::Refused(_)) => {}
                     other => panic!("{other:?}"),
                 }
-                assert_eq!((target.inner().usage(), descriptors()), (usage, files), "call {nth}");
+                assert_eq!(target.inner().usage(), usage, "call {nth}");
+                eventually("the exporter has no descriptors left", || descriptors() == files);
                 assert_eq!(importer.imported_chunks(), 1);
                 allocator.check();
             }
@@ -469,7 +470,7 @@ fn signals_interrupt_no_import() {
             }
         });
         let target = device(64 * PAGE);
-        let opened: Vec<_> = (0..200).map(|_| Importer::new(Arc::clone(&target)).open(&handle)).collect();
+        let opened: Vec<_> = (0..100).map(|_| Importer::new(Arc::clone(&target)).open(&handle)).collect();
         is_over.store(true, Ordering::Relaxed);
         assert!(opened.iter().all(Result::is_ok), "{:?}", opened.iter().find(|opened| opened.is_err()));
     });

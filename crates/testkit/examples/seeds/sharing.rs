@@ -9,6 +9,9 @@ const OPEN_FORGED: u8 = 7;
 const MEET: u8 = 8;
 const SAY: u8 = 9;
 const LEAVE: u8 = 11;
+const FLOOD: u8 = 12;
+const BELIEVE: u8 = 13;
+const STOP_BELIEVING: u8 = 15;
 
 pub fn steps() -> Vec<(&'static str, Vec<u8>)> {
     // A block of 64 KiB and a bit, which is offered.
@@ -22,14 +25,33 @@ pub fn steps() -> Vec<(&'static str, Vec<u8>)> {
             vec![ALLOC, 200, 1, OFFER, 0, ALLOC, 1, 1, OFFER, 1, OPEN, 0, OPEN, 1, FREE, 0, LEAVE, CLOSE, 0],
         ),
         ("forged", then(&[OPEN_FORGED, 0, 24, 1, OPEN_FORGED, 0, 9, 1, OPEN_FORGED, 0, 60, 3, OPEN, 0])),
-        // What a process says that opens a block, asks for its chunks and their descriptors, and closes it.
+        // What a process says that opens a block, asks for its chunks and their descriptors, and closes it. Behind the stranger
+        // come the kind of the question, how it is said, and for how many descriptors it is.
         (
             "stranger",
-            then(&[MEET, SAY, 0, 1, 0, SAY, 0, 0, 3, 1, 0, 0, SAY, 0, 0, 4, 2, 0, 1, 0, SAY, 0, 0, 2, 3, 0, LEAVE, 0]),
+            then(&[
+                MEET, SAY, 0, 0, 0, 0, 0, SAY, 0, 1, 0, 0, 0, 0, SAY, 0, 2, 0, 1, 0, 0, SAY, 0, 3, 0, 0, 0, LEAVE, 0,
+            ]),
         ),
         (
             "stranger_leaves",
-            then(&[MEET, MEET, SAY, 0, 1, 0, SAY, 1, 0, 5, 9, 9, 9, 9, 9, LEAVE, 0, LEAVE, 0, FREE, 0]),
+            then(&[
+                MEET, MEET, SAY, 0, 0, 0, 0, 0, SAY, 1, 250, 0, 1, 9, 9, 9, 9, 9, 9, 9, 9, LEAVE, 0, LEAVE, 0, FREE, 0,
+            ]),
         ),
+        // Half a question, one with a descriptor, many that are not read, and a crowd.
+        (
+            "stranger_breaks_rules",
+            then(&[
+                MEET, SAY, 0, 0, 130, 0, 0, MEET, SAY, 0, 0, 170, 0, 0, MEET, SAY, 0, 0, 190, 0, 0, FLOOD, 160, 4,
+                OPEN, 0,
+            ]),
+        ),
+        // Behind who lends the name, who believes it and the length of its script come the liar's answers: none is a lie, and then
+        // descriptors of other files, an end in the middle, and a block that has the name of an honest one.
+        ("believed", then(&[BELIEVE, 255, 0, 3, 0, 0, 0, STOP_BELIEVING, 0, 1, 0])),
+        ("other_files", then(&[BELIEVE, 255, 0, 7, 0, 0, 200, 2, 0, 3, 1, BELIEVE, 255, 1, 5, 0, 0, 200, 0, 4])),
+        ("liar_ends", then(&[BELIEVE, 255, 0, 2, 0, 240, BELIEVE, 255, 1, 2, 0, 250, OPEN, 0])),
+        ("lent_name", then(&[BELIEVE, 0, 0, 3, 0, 0, 0, OPEN, 0, CLOSE, 0, STOP_BELIEVING, 0, 0])),
     ]
 }

@@ -51,6 +51,8 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
     let mut tests =
         workspace.cargo(["test", "--release", "--package", "gapless-testkit", "--package", "gapless-instrumented"]);
     process::run(tests.env("GAPLESS_PROOF_SCALE", "20").env("GAPLESS_PROOF_LENGTH", "6"))?;
+    let mut hostile = workspace.cargo(["test", "--release", "--package", "gapless-share", "--test", "random"]);
+    process::run(hostile.env("GAPLESS_PROOF_SCALE", "20"))?;
     model_check::check(workspace, Checker::Shuttle, Some("20"))?;
 
     steps.begin("sanitizers");
