@@ -15,7 +15,7 @@ use gapless_sim_libcuda::faults::Fault;
 use gapless_sim_libcuda::functions::{self, Function};
 use gapless_sim_libcuda::record::Record;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use results::{Case, Plain, Results};
+use results::{Case, MayHold, Plain, Results};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -39,6 +39,10 @@ pub struct SweepArguments {
     /// Code of the errors [default: 2 of functions that take memory, 999 of all others]
     #[arg(long, value_name = "CODE", requires = "sweep", value_parser = clap::value_parser!(u32).range(1..))]
     code: Option<u32>,
+
+    /// Take it for right that a program that ends with another status than 0 holds memory
+    #[arg(long, requires = "sweep")]
+    may_give_up: bool,
 
     /// Programs that run at once
     #[arg(long, value_name = "N", default_value = "2", requires = "sweep")]
@@ -72,13 +76,14 @@ pub fn run(
     let limit = arguments
         .limit
         .map_or_else(|| (10 * plain.time).max(Duration::from_secs(10)), |limit| Duration::from_secs(limit.get()));
+    let may_hold = if arguments.may_give_up { MayHold::WhereItGaveUp } else { MayHold::Never };
     let bar = bar(faults.len() as u64);
     let cases = each(&faults, arguments.jobs.get(), &|fault: &Fault| {
         let mut environment = environment.clone();
         environment.set("GAPLESS_SIM_FAIL", fault.to_string());
         let ran = program::run_alone(program, &environment, Some(limit), Stderr::Dropped, stop)?;
         bar.inc(1);
-        Ok(if stop.wanted() { None } else { Some(Case::of(fault, &ran, &plain)) })
+        Ok(if stop.wanted() { None } else { Some(Case::of(fault, &ran, &plain, may_hold)) })
     })?;
     bar.finish_and_clear();
     let results =

@@ -62,6 +62,14 @@ pub enum Finding {
     HeldMemory,
 }
 
+/// Which programs may hold more memory at their end than they do without a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MayHold {
+    Never,
+    /// Those that end with another status than 0.
+    WhereItGaveUp,
+}
+
 impl Plain {
     pub fn of(records: [&Record; 2], time: Duration) -> Self {
         let count = |name: &str| records.map(|record| record.calls.get(name).copied().unwrap_or(0));
@@ -79,7 +87,7 @@ impl Plain {
 }
 
 impl Case {
-    pub fn of(fault: &Fault, ran: &Ran, plain: &Plain) -> Self {
+    pub fn of(fault: &Fault, ran: &Ran, plain: &Plain, may_hold: MayHold) -> Self {
         let Fault { function, call, code } = *fault;
         let call = call.unwrap_or(1);
         let held_bytes = ran.record.as_ref().map(|record| record.held_bytes);
@@ -88,6 +96,7 @@ impl Case {
             Ending::Signal(_) => Some(Finding::Crashed),
             Ending::TimeLimit => Some(Finding::TimeLimit),
             Ending::Exit(_) if function.gives_back => None,
+            Ending::Exit(status) if status != 0 && may_hold == MayHold::WhereItGaveUp => None,
             Ending::Exit(_) => held_bytes.filter(|held| *held > plain.held_bytes).map(|_| Finding::HeldMemory),
         };
         let reached = ran.record.as_ref().is_none_or(made);

@@ -81,7 +81,7 @@ fn row(results: &Results, case: &Case, calls: String) -> Vec<Cell> {
         Some(Finding::TimeLimit) => "time limit",
         Some(Finding::HeldMemory) => "held memory",
         None if !case.reached => "(not called)",
-        None if !more.is_empty() && more != "-" => "(not given back)",
+        None if !more.is_empty() && more != "-" => "(held)",
         None => "",
     };
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
