@@ -1,5 +1,5 @@
-//! Functions that a program asks for and that the simulation does not have. Each is named once on stderr: one that is called, always;
-//! one that is only looked up, where `GAPLESS_SIM_MISSING` asks for it, since the CUDA runtime looks up hundreds.
+//! Functions that a program asks for and that the simulation does not have. Each is named once on stderr: one that is called,
+//! always; one that is only looked up, where `GAPLESS_SIM_MISSING` asks for it, since the CUDA runtime looks up hundreds.
 
 use std::collections::BTreeSet;
 

@@ -69,8 +69,8 @@ pub struct RunArguments {
 pub fn after_help() -> String {
     format!(
         "Known devices: {}.\n\n\
-         Exit codes: those of the program, or 128 and the number of the signal that ended it; 2 for bad arguments, or if it cannot be \
-         started. With --sweep 0, or 1 if a run crashed, ran into the time limit or held memory.\n\n\
+         Exit codes: those of the program, or 128 and the number of the signal that ended it; 2 for bad arguments, or if it \
+         cannot be started. With --sweep 0, or 1 if a run crashed, ran into the time limit or held memory.\n\n\
          The environment variables GAPLESS_SIM_* have more settings: docs/using/sim.md lists them.",
         device::all_names()
     )

@@ -1,5 +1,5 @@
-/* Prints what the driver says of itself: its version, the memory of device 0, the number of devices, and which of the functions that
- * are named as arguments dlsym and cuGetProcAddress find. Each is then called if its name is cuModuleLoad. */
+/* Prints what the driver says of itself: its version, the memory of device 0, the number of devices, and which of the functions
+ * that are named as arguments dlsym and cuGetProcAddress find. cuModuleLoad is called then, too. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
