@@ -81,7 +81,7 @@ fn mistyped_options_are_refused() {
     let world = World::new();
     let program = world.compile("asks", &[]);
     let refused = |arguments: &[&str], words: &[&str]| world.run(arguments, &[&program]).expect_refused(words);
-    refused(&["--capactiy", "1GiB"], &["--capactiy", "--capacity"]);
+    refused(&["--capacities", "1GiB"], &["--capacities", "--capacity"]);
     refused(&["--capacity", "1Gib2"], &["--capacity", "1Gib2"]);
     refused(&["--capacity", "lots"], &["lots"]);
     refused(&["--devices", "65"], &["GAPLESS_SIM_DEVICES=65", "up to 64"]);
@@ -126,7 +126,7 @@ const WRONG: [(&str, &str); 13] = [
     ("GAPLESS_SIM_LAX_CAPTURES", "off"),
     ("GAPLESS_SIM_FAIL", "cuMemMapp:1:2"),
     ("GAPLESS_SIM_MISSING", "all"),
-    ("GAPLESS_SIM_CAPACTIY", "1GiB"),
+    ("GAPLESS_SIM_CAPACITIES", "1GiB"),
 ];
 
 #[test]
@@ -154,6 +154,26 @@ fn wrong_variables_are_named_by_the_library_and_stop_the_program() {
         assert!(ended.stderr.starts_with(&format!("gapless-sim: {name}={value}: ")), "{ended:?}");
         assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
     }
+}
+
+/// The variables that a text names.
+fn variables(text: &str) -> BTreeSet<&str> {
+    let names = text.match_indices("GAPLESS_SIM_").map(|(at, _)| &text[at..]);
+    let is_part = |c: char| c.is_ascii_uppercase() || c == '_';
+    names.map(|rest| &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())]).collect()
+}
+
+#[test]
+fn the_document_has_every_variable() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
+    let (source, document) = (read("crates/sim-libcuda/src/settings.rs"), read("docs/using/sim.md"));
+    // That of tests is not for users, and what all begin with is no name.
+    let own = |name: &&str| !["GAPLESS_SIM_LIBCUDA", "GAPLESS_SIM_"].contains(name);
+    let [source, document] =
+        [&source, &document].map(|text| variables(text).into_iter().filter(own).collect::<BTreeSet<_>>());
+    assert!(source.len() > 15, "{source:?}");
+    assert_eq!(source, document);
 }
 
 /// The names after `begin!` and its like in the sources of the simulation.

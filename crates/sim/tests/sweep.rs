@@ -34,7 +34,7 @@ fn a_leak_is_found_where_it_is_and_nowhere_else() {
     assert_eq!((ended.code, found(&ended.rows())), (Some(1), vec![["cuMemMap", "1 to 2", "held memory"]]), "{ended:?}");
     let row = ended.rows().into_iter().find(|row| row[0] == "cuMemMap").unwrap();
     assert_eq!(row[2..5], ["2", "exit status 4", "2 MiB"]);
-    assert!(ended.stdout.contains("--fail cuMemMap:1:2 -- "), "{ended:?}");
+    assert!(ended.stdout.contains("--fail cuMemMap:1:2 in the place of --sweep"), "{ended:?}");
 }
 
 #[test]
@@ -70,10 +70,11 @@ fn a_program_that_hangs_is_killed_at_the_time_limit() {
 #[test]
 fn calls_and_codes_can_be_chosen() {
     let world = World::new();
-    let arguments = ["--sweep", "--every", "2", "--only", "cuMemMap,cuMemUnmap", "--code", "719"];
-    let ended = world.run(&arguments, &[&world.compile("maps", &[])]);
+    let program = world.compile("maps", &["-DCHUNKS=5"]);
+    let arguments = ["--sweep", "--every", "2", "--only", "cuMemMap,cuMemAddressFree", "--code", "719"];
+    let ended = world.run(&arguments, &[&program]);
     let rows: Vec<_> = ended.rows().into_iter().map(|row| row[..3].to_vec()).collect();
-    assert_eq!(rows, [["cuMemMap", "1", "719"], ["cuMemUnmap", "1", "719"]], "{ended:?}");
+    assert_eq!(rows, [["cuMemAddressFree", "1", "719"], ["cuMemMap", "1 to 5 by 2", "719"]], "{ended:?}");
 }
 
 #[test]

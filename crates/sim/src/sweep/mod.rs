@@ -86,8 +86,14 @@ pub fn run(
         Ok(if stop.wanted() { None } else { Some(Case::of(fault, &ran, &plain, may_hold)) })
     })?;
     bar.finish_and_clear();
-    let results =
-        Results { program: words(program), settings: environment.settings(), plain, cases, runs: faults.len() };
+    let results = Results {
+        program: words(program),
+        settings: environment.settings(),
+        plain,
+        cases,
+        runs: faults.len(),
+        every: arguments.every.get(),
+    };
     table::write(&mut io::stdout().lock(), &results)?;
     if let Some(file) = file {
         report::write(file, &results.report())?;

@@ -17,6 +17,8 @@ pub struct Results {
     pub cases: Vec<Case>,
     /// How many cases there were to be.
     pub runs: usize,
+    /// The distance between two calls of a function that fail.
+    pub every: u64,
 }
 
 /// The two runs without a fault.

@@ -11,12 +11,14 @@ pub fn write(out: &mut impl Write, results: &Results) -> io::Result<()> {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["function", "call", "code", "the program ended with", "held more", "found"]);
+    let steps = if results.every == 1 { String::new() } else { format!(" by {}", results.every) };
     for run in results.cases.chunk_by(have_one_outcome) {
-        let [first, .., last] = run else {
-            table.add_row(row(results, &run[0], run[0].call.to_string()));
-            continue;
+        let (first, last) = (&run[0], &run[run.len() - 1]);
+        let calls = match run.len() {
+            1 => first.call.to_string(),
+            _ => format!("{} to {}{steps}", first.call, last.call),
         };
-        table.add_row(row(results, first, format!("{} to {}", first.call, last.call)));
+        table.add_row(row(results, first, calls));
     }
     writeln!(out, "{table}")?;
     let plain = &results.plain;
@@ -34,12 +36,8 @@ pub fn write(out: &mut impl Write, results: &Results) -> io::Result<()> {
     }
     writeln!(out, "{}", summary(results))?;
     if let Some(case) = results.cases.iter().find(|case| case.finding.is_some()) {
-        let program = results.program.join(" ");
-        writeln!(
-            out,
-            "See one again: gapless-sim run --fail {}:{}:{} -- {program}",
-            case.function.name, case.call, case.code
-        )?;
+        let fault = format!("{}:{}:{}", case.function.name, case.call, case.code);
+        writeln!(out, "See one again with --fail {fault} in the place of --sweep.")?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-/* Maps two chunks one after the other into one reservation, and gives everything back, whatever fails. With -DLEAKS a chunk stays
- * whose cuMemMap failed; with -DCRASHES a failed cuMemSetAccess is taken for a success, and with -DHANGS for a reason to wait. */
+/* Maps CHUNKS chunks one after the other into one reservation, and gives everything back, whatever fails. With -DLEAKS a chunk
+ * stays whose cuMemMap failed; with -DCRASHES the program crashes on a failed cuMemSetAccess, and with -DHANGS it waits. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,10 @@ int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t chunk, unsi
 int cuMemUnmap(uint64_t address, size_t bytes);
 int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *list, size_t count);
 
-enum { BYTES = 2 << 20, CHUNKS = 2 };
+#ifndef CHUNKS
+#define CHUNKS 2
+#endif
+enum { BYTES = 2 << 20 };
 
 static int map(uint64_t address) {
     struct property property = {.type = 1, .location_type = 1};
