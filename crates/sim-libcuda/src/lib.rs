@@ -29,6 +29,7 @@ mod kernels;
 mod missing;
 mod others;
 pub mod record;
+pub mod rules;
 pub mod settings;
 mod state;
 mod streams;

@@ -2,10 +2,12 @@
 
 mod world;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
-use world::World;
+use world::{Ended, World};
 
 /// Of each row of the table the function, the calls and what was found, where something was.
 fn found(rows: &[Vec<String>]) -> Vec<[&str; 3]> {
@@ -68,6 +70,26 @@ fn a_program_that_hangs_is_killed_at_the_time_limit() {
 }
 
 #[test]
+fn a_sweep_that_is_stopped_leaves_no_program() {
+    let world = World::new();
+    let program = world.compile("maps", &["-DHANGS"]);
+    let mut command = world.command(&["--sweep", "--limit", "600", "--only", "cuMemSetAccess"], &[&program]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let is_running = || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        processes.filter_map(|process| process.path().join("exe").read_link().ok()).any(|exe| exe == program)
+    };
+    let start = Instant::now();
+    // Both hang, while the runs without a fault are over at once.
+    while start.elapsed() < Duration::from_secs(2) || !is_running() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    Ended::of(child.wait_with_output().unwrap()).expect_refused(&["interrupted"]);
+    assert!(!is_running() && start.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
 fn calls_and_codes_can_be_chosen() {
     let world = World::new();
     let program = world.compile("maps", &["-DCHUNKS=5"]);
@@ -116,5 +138,5 @@ fn what_cannot_be_swept_is_refused() {
     world.run(&["--sweep"], &[Path::new("/bin/true")]).expect_refused(&["called no function of the simulated driver"]);
     world.run(&["--sweep", "--only", "cuGraphLaunch"], &[&program]).expect_refused(&["does not call cuGraphLaunch"]);
     let set = world.command(&["--sweep"], &[&program]).env("GAPLESS_SIM_FAIL", "cuMemMap:1:2").output().unwrap();
-    world::Ended::of(set).expect_refused(&["GAPLESS_SIM_FAIL is set"]);
+    Ended::of(set).expect_refused(&["GAPLESS_SIM_FAIL is set"]);
 }

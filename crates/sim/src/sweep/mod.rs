@@ -53,6 +53,9 @@ pub struct SweepArguments {
     limit: Option<NonZeroU64>,
 }
 
+/// The shortest time limit of a run, where none is given.
+const SHORTEST_LIMIT: Duration = Duration::from_secs(10);
+
 fn function(name: &str) -> Result<Function, String> {
     functions::find(name)
         .ok_or_else(|| format!("no such function can fail; the nearest is {}", functions::nearest(name)))
@@ -69,13 +72,12 @@ pub fn run(
     if environment.get("GAPLESS_SIM_FAIL").is_some() {
         return Err(Failure::Bad("GAPLESS_SIM_FAIL is set, and a sweep has faults of its own".into()));
     }
-    let first = without_fault(program, environment, Stderr::Shown, stop)?;
-    let second = without_fault(program, environment, Stderr::Dropped, stop)?;
+    let limit = arguments.limit.map(|seconds| Duration::from_secs(seconds.get()));
+    let first = without_fault(program, environment, limit, Stderr::Shown, stop)?;
+    let second = without_fault(program, environment, limit, Stderr::Dropped, stop)?;
     let plain = Plain::of([&first.1, &second.1], first.0.time.max(second.0.time));
     let faults = faults(arguments, &plain.calls)?;
-    let limit = arguments
-        .limit
-        .map_or_else(|| (10 * plain.time).max(Duration::from_secs(10)), |limit| Duration::from_secs(limit.get()));
+    let limit = limit.unwrap_or_else(|| (10 * plain.time).max(SHORTEST_LIMIT));
     let may_hold = if arguments.may_give_up { MayHold::WhereItGaveUp } else { MayHold::Never };
     let bar = bar(faults.len() as u64);
     let cases = each(&faults, arguments.jobs.get(), &|fault: &Fault| {
@@ -108,10 +110,11 @@ pub fn run(
 fn without_fault(
     program: &[OsString],
     environment: &Environment,
+    limit: Option<Duration>,
     stderr: Stderr,
     stop: &Stop,
 ) -> Result<(Ran, Record), Failure> {
-    let ran = program::run_alone(program, environment, None, stderr, stop)?;
+    let ran = program::run_alone(program, environment, limit, stderr, stop)?;
     if stop.wanted() {
         return Err(Failure::Bad("interrupted".into()));
     }
