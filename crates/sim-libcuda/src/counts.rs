@@ -28,6 +28,11 @@ pub fn add(name: &'static str, amount: u64) {
     }
 }
 
+/// Returns the count of a name, if it has one.
+pub fn of(name: &str) -> Option<u64> {
+    COUNTS.lock().get(name).copied()
+}
+
 /// Returns all counts, as `name:count,...` in the order of the names.
 pub fn text() -> String {
     let mut text = String::new();

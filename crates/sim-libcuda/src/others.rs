@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::calls::entry::{Code, INVALID, NOT_FOUND, OK, begin, begin_current, pointer, put};
 use crate::calls::{copy_in_on, copy_out_on, load_module, synchronize};
+use crate::missing;
 use crate::state::CURRENT;
 use gapless::driver::cuda::sys::cudaError_enum as E;
 
@@ -90,6 +91,7 @@ macro_rules! looked_up_only {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> Code {
+            missing::called(stringify!($name));
             E::CUDA_ERROR_NOT_SUPPORTED.0
         }
     )* };
@@ -116,18 +118,14 @@ pub extern "C" fn cuFuncSetCacheConfig(_function: *mut c_void, _config: c_uint) 
 }
 
 /// Looks up `symbol` in this library, with and without version suffixes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetProcAddress_v2(
-    symbol: *const c_char,
-    function: *mut *mut c_void,
-    _version: c_int,
-    _flags: u64,
-    status: *mut c_uint,
-) -> Code {
+///
+/// # Safety
+/// `symbol` is null or ends with NUL, and `function` is null or valid for a write.
+unsafe fn look_up(symbol: *const c_char, function: *mut *mut c_void) -> Code {
     if symbol.is_null() || function.is_null() {
         return INVALID;
     }
-    // SAFETY: a name ends with NUL (the driver API's contract).
+    // SAFETY: a name ends with NUL (the caller's part).
     let name = unsafe { std::ffi::CStr::from_ptr(symbol) }.to_string_lossy();
     // SAFETY: an all-zero Dl_info is valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -143,17 +141,39 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
         // SAFETY: the handle comes from the loader, and the name ends with NUL.
         let address = unsafe { libc::dlsym(handle, full.as_ptr()) };
         if !address.is_null() {
-            if !status.is_null() {
-                // SAFETY: guaranteed by the driver API's contract.
-                unsafe { put(status, 0) };
-            }
-            // SAFETY: guaranteed by the driver API's contract.
+            // SAFETY: guaranteed by the caller.
             return unsafe { put(function, address) };
         }
     }
-    if !status.is_null() {
-        // SAFETY: guaranteed by the driver API's contract.
-        unsafe { put(status, 1) };
-    }
+    missing::looked_up(&name);
     NOT_FOUND
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    _version: c_int,
+    _flags: u64,
+    status: *mut c_uint,
+) -> Code {
+    // SAFETY: guaranteed by the driver API's contract.
+    let code = unsafe { look_up(symbol, function) };
+    if !status.is_null() && code != INVALID {
+        // SAFETY: guaranteed by the driver API's contract.
+        unsafe { put(status, c_uint::from(code == NOT_FOUND)) };
+    }
+    code
+}
+
+/// As before CUDA 12.0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetProcAddress(
+    symbol: *const c_char,
+    function: *mut *mut c_void,
+    _version: c_int,
+    _flags: u64,
+) -> Code {
+    // SAFETY: guaranteed by the driver API's contract.
+    unsafe { look_up(symbol, function) }
 }

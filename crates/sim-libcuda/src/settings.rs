@@ -7,21 +7,34 @@
 //! | `GAPLESS_SIM_VISIBLE` | which of them this process sees, and in which order, as in `1,0` | all |
 //! | `GAPLESS_SIM_PEERS` | `all`, or `none`: whether devices can access each other's memory | `all` |
 //! | `GAPLESS_SIM_VERSION` | version that `cuDriverGetVersion` returns | 13000 |
-//! | `GAPLESS_SIM_NO_VMM` | when set, devices have no virtual memory management | |
-//! | `GAPLESS_SIM_NO_EXPORT` | when set, chunks cannot be exported | |
+//! | `GAPLESS_SIM_NO_VMM` | with `1`, devices have no virtual memory management | |
+//! | `GAPLESS_SIM_NO_EXPORT` | with `1`, chunks cannot be exported | |
 //! | `GAPLESS_SIM_SHARED` | path of a file: the processes that name it share the memory of the devices | |
 //! | `GAPLESS_SIM_SOFT` | size: devices are integrated, and so much of what is free is given but not reported | |
 //! | `GAPLESS_SIM_RDMA` | `no`, `yes`, or `refused`: reported, but access to such chunks fails (as in WSL) | `yes` |
-//! | `GAPLESS_SIM_LAX_CAPTURES` | when set, calls about virtual memory break no capture, as on an H100 | |
-//! | `GAPLESS_SIM_NO_COPIES` | when set, copies between host and device are checked and counted, and move no byte | |
+//! | `GAPLESS_SIM_LAX_CAPTURES` | with `1`, calls about virtual memory break no capture, as on an H100 | |
+//! | `GAPLESS_SIM_NO_COPIES` | with `1`, copies between host and device are checked and counted, and move no byte | |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
+//! | `GAPLESS_SIM_MISSING` | with `1`, each function that a program looks up and that is not there is named on stderr | |
+//! | `GAPLESS_SIM_RECORD` | folder that each process leaves its [record](crate::record) in when it ends | |
+//!
+//! `GAPLESS_SIM_LIBCUDA` and `GAPLESS_SIM_LIBRARIES` are read by tests and by `gapless-sim`. A variable that has another value, or
+//! a name that is not here, is wrong: a line on stderr says so, and `cuInit` returns "invalid value".
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use crate::faults::{self, Fault};
+
+/// What the names of all variables begin with.
+const PREFIX: &str = "GAPLESS_SIM_";
+/// Variables that the library does not read.
+const OF_OTHERS: [&str; 2] = ["GAPLESS_SIM_LIBCUDA", "GAPLESS_SIM_LIBRARIES"];
+const MOST_DEVICES: usize = 64;
 
 /// Support for RDMA-capable chunks.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,84 +73,148 @@ pub struct Settings {
     pub soft: Option<u64>,
     /// Support for RDMA-capable chunks.
     pub rdma: Rdma,
+    /// The calls that are to fail from the beginning.
+    pub faults: Vec<Fault>,
+    /// Whether functions that are looked up and not there are named.
+    pub names_missing: bool,
+    /// The folder of the records of processes.
+    pub record: Option<PathBuf>,
+    /// What is wrong with the variables. Defaults are in the place of such settings.
+    pub wrong: Vec<Wrong>,
 }
+
+/// A variable that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// Its name.
+    pub name: String,
+    value: String,
+    why: String,
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}: {}", self.name, self.value, self.why)
+    }
+}
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 impl Settings {
     /// Returns the settings. The first call reads the environment.
     pub fn read() -> &'static Self {
-        static SETTINGS: OnceLock<Settings> = OnceLock::new();
         SETTINGS.get_or_init(|| {
-            let text = |name| std::env::var(name).ok();
-            if let Some(faults) = text("GAPLESS_SIM_FAIL") {
-                plan_faults(&faults);
+            let settings = Self::of(std::env::vars_os());
+            for wrong in &settings.wrong {
+                eprintln!("gapless-sim: {wrong}");
             }
-            let devices = text("GAPLESS_SIM_DEVICES").and_then(|text| text.parse().ok()).unwrap_or(1).min(64);
-            let physical: Vec<usize> = match text("GAPLESS_SIM_VISIBLE") {
-                Some(list) => list.split(',').map_while(|one| one.parse().ok()).filter(|one| *one < devices).collect(),
-                None => (0..devices).collect(),
-            };
-            Self {
-                capacity: text("GAPLESS_SIM_CAPACITY")
-                    .and_then(|text| text.parse::<gapless::ByteSize>().ok())
-                    .map_or(gapless::units::GIB, |size| size.0),
-                devices: physical.len(),
-                physical,
-                peers: text("GAPLESS_SIM_PEERS").as_deref() != Some("none"),
-                version: text("GAPLESS_SIM_VERSION").and_then(|text| text.parse().ok()).unwrap_or(13_000),
-                vmm: text("GAPLESS_SIM_NO_VMM").is_none(),
-                strict_captures: text("GAPLESS_SIM_LAX_CAPTURES").is_none(),
-                export: text("GAPLESS_SIM_NO_EXPORT").is_none(),
-                copies: text("GAPLESS_SIM_NO_COPIES").is_none(),
-                shared: std::env::var_os("GAPLESS_SIM_SHARED").map(PathBuf::from),
-                soft: text("GAPLESS_SIM_SOFT")
-                    .and_then(|text| text.parse::<gapless::ByteSize>().ok())
-                    .map(|size| size.0),
-                rdma: match text("GAPLESS_SIM_RDMA").as_deref() {
-                    Some("no") => Rdma::No,
-                    Some("refused") => Rdma::Refused,
-                    _ => Rdma::Yes,
-                },
+            faults::plan(settings.faults.clone());
+            if settings.record.is_some() {
+                crate::counts::restart();
             }
+            settings
         })
+    }
+
+    /// Returns the settings if they were read.
+    pub fn if_read() -> Option<&'static Self> {
+        SETTINGS.get()
+    }
+
+    /// Returns what an environment says.
+    pub fn of(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let mut from = Variables::of(environment);
+        let devices =
+            from.number("DEVICES", |devices| *devices <= MOST_DEVICES, "a number of devices, up to 64").unwrap_or(1);
+        let physical: Vec<usize> = from.physical(devices).unwrap_or_else(|| (0..devices).collect());
+        let settings = Self {
+            capacity: from.size("CAPACITY").unwrap_or(gapless::units::GIB),
+            devices: physical.len(),
+            physical,
+            peers: from.one_of("PEERS", [("all", true), ("none", false)]).unwrap_or(true),
+            version: from.number("VERSION", |version| *version > 0, "a version such as 12040").unwrap_or(13_000),
+            vmm: !from.flag("NO_VMM"),
+            strict_captures: !from.flag("LAX_CAPTURES"),
+            export: !from.flag("NO_EXPORT"),
+            copies: !from.flag("NO_COPIES"),
+            shared: from.path("SHARED"),
+            soft: from.size("SOFT"),
+            rdma: from
+                .one_of("RDMA", [("no", Rdma::No), ("yes", Rdma::Yes), ("refused", Rdma::Refused)])
+                .unwrap_or(Rdma::Yes),
+            faults: from
+                .parsed("FAIL", |text| faults::parse(text).map_err(|error| error.to_string()))
+                .unwrap_or_default(),
+            names_missing: from.flag("MISSING"),
+            record: from.path("RECORD"),
+            wrong: Vec::new(),
+        };
+        Self { wrong: from.finish(), ..settings }
     }
 }
 
-#[derive(Default)]
-struct Faults {
-    planned: Vec<(String, Option<u64>, u32)>,
-    calls: HashMap<&'static str, u64>,
+/// The variables that were not read yet, and what was wrong with those that were.
+struct Variables {
+    left: BTreeMap<String, OsString>,
+    wrong: Vec<Wrong>,
 }
 
-static FAULTS: Mutex<Option<Faults>> = Mutex::new(None);
-/// Whether a fault is planned. Most calls ask no more.
-static ARE_PLANNED: AtomicBool = AtomicBool::new(false);
-
-/// Replaces the planned faults by those in `text` (see the table above) and restarts the counts of calls.
-pub fn plan_faults(text: &str) {
-    let planned: Vec<_> = text
-        .split(',')
-        .filter_map(|fault| {
-            let mut parts = fault.trim().split(':');
-            let function = parts.next()?.to_owned();
-            let nth = parts.next()?.parse().ok();
-            Some((function, nth, parts.next()?.parse().ok()?))
-        })
-        .collect();
-    let mut faults = FAULTS.lock();
-    ARE_PLANNED.store(!planned.is_empty(), Ordering::Release);
-    *faults = Some(Faults { planned, calls: HashMap::new() });
-}
-
-/// Counts this call of `function`, and returns the code of its fault if one is planned.
-pub fn planned_fault(function: &'static str) -> Option<u32> {
-    if !ARE_PLANNED.load(Ordering::Acquire) {
-        return None;
+impl Variables {
+    fn of(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let named = environment.into_iter().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        Self { left: named.filter(|(name, _)| name.starts_with(PREFIX)).collect(), wrong: Vec::new() }
     }
-    let mut guard = FAULTS.lock();
-    let faults = guard.as_mut()?;
-    let calls = faults.calls.entry(function).or_default();
-    *calls += 1;
-    let now = *calls;
-    let hit = |(name, nth, _): &&(String, Option<u64>, u32)| name == function && nth.is_none_or(|nth| nth == now);
-    faults.planned.iter().find(hit).map(|(_, _, code)| *code)
+
+    fn path(&mut self, name: &str) -> Option<PathBuf> {
+        self.left.remove(&format!("{PREFIX}{name}")).map(PathBuf::from)
+    }
+
+    fn parsed<T>(&mut self, name: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
+        let name = format!("{PREFIX}{name}");
+        let value = self.left.remove(&name)?.to_string_lossy().into_owned();
+        parse(&value).map_err(|why| self.wrong.push(Wrong { name, value, why })).ok()
+    }
+
+    fn number<T: FromStr>(&mut self, name: &str, is_good: impl FnOnce(&T) -> bool, wanted: &str) -> Option<T> {
+        self.parsed(name, |text| text.parse().ok().filter(is_good).ok_or_else(|| format!("this is not {wanted}")))
+    }
+
+    fn size(&mut self, name: &str) -> Option<u64> {
+        let parse = |text: &str| text.parse::<gapless::ByteSize>();
+        self.parsed(name, |text| parse(text).map(|size| size.0).map_err(|error| error.to_string()))
+    }
+
+    fn flag(&mut self, name: &str) -> bool {
+        let what = "this is said with 1; where it is not meant, the variable is not set";
+        self.parsed(name, |text| if text == "1" { Ok(true) } else { Err(what.into()) }).unwrap_or(false)
+    }
+
+    fn one_of<T: Copy, const N: usize>(&mut self, name: &str, choices: [(&str, T); N]) -> Option<T> {
+        self.parsed(name, |text| {
+            let chosen = choices.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
+            let words = choices.map(|(word, _)| word).join(", ");
+            chosen.ok_or_else(|| format!("this is none of {words}"))
+        })
+    }
+
+    fn physical(&mut self, devices: usize) -> Option<Vec<usize>> {
+        self.parsed("VISIBLE", |text| {
+            let numbers = text.split(',').map(|one| one.parse().ok().filter(|device| *device < devices));
+            let numbers: Option<Vec<usize>> = numbers.collect();
+            numbers.ok_or_else(|| {
+                format!("this is no list of devices such as 1,0; they count from 0, and there are {devices}")
+            })
+        })
+    }
+
+    /// What was wrong. Variables that are left have names that mean nothing.
+    fn finish(mut self) -> Vec<Wrong> {
+        let unknown = self.left.into_iter().filter(|(name, _)| !OF_OTHERS.contains(&name.as_str()));
+        self.wrong.extend(unknown.map(|(name, value)| Wrong {
+            name,
+            value: value.to_string_lossy().into_owned(),
+            why: "there is no variable of this name".into(),
+        }));
+        self.wrong
+    }
 }

@@ -24,6 +24,7 @@ const GROUPS: [Group; 5] = [
         title: "Packages",
         usual: &["build-capi", "build-wheel", "gpu-bundle"],
         others: &[
+            "build-sim",
             "build-torch-objects",
             "test-releases",
             "build-sdist",

@@ -17,9 +17,10 @@ mod workspace;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
-    build_capi, build_kernels, build_python_package, build_sdist, build_torch_objects, build_wheel, check_interface,
-    ci, figures, generate_bindings, generate_figures, generate_header, gpu_bundle, gpu_compare, model_check,
-    package_crates, sanitize, scripts, test_interop, test_page, test_python, test_releases, torch_without_gpu,
+    build_capi, build_kernels, build_python_package, build_sdist, build_sim, build_torch_objects, build_wheel,
+    check_interface, ci, figures, generate_bindings, generate_figures, generate_header, gpu_bundle, gpu_compare,
+    model_check, package_crates, sanitize, scripts, test_interop, test_page, test_python, test_releases,
+    torch_without_gpu,
 };
 use failure::Failure;
 use list::Listed;
@@ -47,6 +48,8 @@ enum Command {
     CiFull(ci::FullArguments),
     /// Build the C library and install it with its header
     BuildCapi(build_capi::BuildCapiArguments),
+    /// Build gapless-sim, which runs programs over the simulated driver, with its libraries
+    BuildSim(build_sim::BuildSimArguments),
     /// Build PyTorch's allocator objects, which the next wheel carries (downloads headers once)
     BuildTorchObjects(build_torch_objects::TorchObjectsArguments),
     /// Build the Python wheel into dist/
@@ -128,6 +131,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::Ci => ci::short(workspace),
         Command::CiFull(arguments) => ci::full(workspace, &arguments),
         Command::BuildCapi(arguments) => build_capi::run(workspace, &arguments),
+        Command::BuildSim(arguments) => build_sim::run(workspace, &arguments),
         Command::BuildTorchObjects(arguments) => build_torch_objects::run(workspace, &arguments),
         Command::BuildWheel(arguments) => build_wheel::run(workspace, &arguments),
         Command::BuildSdist => build_sdist::run(workspace),

@@ -36,7 +36,7 @@ macro_rules! begin {
     ($name:literal) => {{
         $crate::interruption::before_call($name);
         $crate::counts::add($name, 1);
-        if let Some(code) = $crate::settings::planned_fault($name) {
+        if let Some(code) = $crate::faults::planned($name) {
             return code;
         }
         if !$crate::state::INITIALISED.load(::std::sync::atomic::Ordering::Acquire) {

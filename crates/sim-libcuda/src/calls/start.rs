@@ -6,14 +6,20 @@ use std::sync::atomic::Ordering;
 use gapless::driver::cuda::sys::cudaError_enum as E;
 
 use super::entry::{Code, INVALID, OK, put};
-use crate::settings::planned_fault;
+use crate::settings::Settings;
 use crate::state::INITIALISED;
+use crate::{counts, faults, record};
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuInit(_flags: c_uint) -> Code {
-    let settings = crate::settings::Settings::read();
-    if let Some(code) = planned_fault("cuInit") {
+    let settings = Settings::read();
+    record::begin();
+    counts::add("cuInit", 1);
+    if let Some(code) = faults::planned("cuInit") {
         return code;
+    }
+    if !settings.wrong.is_empty() {
+        return INVALID;
     }
     if settings.devices == 0 {
         return E::CUDA_ERROR_NO_DEVICE.0;
@@ -25,7 +31,7 @@ pub unsafe extern "C" fn cuInit(_flags: c_uint) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
     // SAFETY: guaranteed by the driver API's contract.
-    unsafe { put(version, crate::settings::Settings::read().version) }
+    unsafe { put(version, Settings::read().version) }
 }
 
 #[unsafe(no_mangle)]

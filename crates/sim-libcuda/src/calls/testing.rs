@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::entry::{Code, INVALID, OK, begin, begin_current, find_stream, put};
+use crate::faults;
 use crate::interruption::{self, Interruption};
 use crate::state::State;
 use crate::streams::Op;
@@ -13,14 +14,16 @@ use crate::streams::Op;
 /// How long a stream is held by a test that does not let it go.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
-/// Replaces the planned faults by those in a text in the format of `GAPLESS_SIM_FAIL`.
+/// Replaces the planned faults by those in a text in the format of `GAPLESS_SIM_FAIL`. An error, and no change, if it has another.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_sim_plan_faults(text: *const c_char) -> Code {
     if text.is_null() {
         return INVALID;
     }
     // SAFETY: the caller's text ends with NUL.
-    crate::settings::plan_faults(&unsafe { CStr::from_ptr(text) }.to_string_lossy());
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    let Ok(faults) = faults::parse(&text) else { return INVALID };
+    faults::plan(faults);
     OK
 }
 

@@ -4,6 +4,7 @@ pub mod build_capi;
 pub mod build_kernels;
 pub mod build_python_package;
 pub mod build_sdist;
+pub mod build_sim;
 pub mod build_torch_objects;
 pub mod build_wheel;
 pub mod check_interface;

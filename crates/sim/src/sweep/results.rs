@@ -1,0 +1,161 @@
+//! What a sweep has found, and its report.
+
+use crate::program::{Ending, Ran};
+use gapless_sim_libcuda::faults::Fault;
+use gapless_sim_libcuda::functions::{self, Function};
+use gapless_sim_libcuda::record::Record;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// All that a sweep has found.
+#[derive(Debug)]
+pub struct Results {
+    pub program: Vec<String>,
+    pub settings: BTreeMap<String, String>,
+    pub plain: Plain,
+    pub cases: Vec<Case>,
+    /// How many cases there were to be.
+    pub runs: usize,
+    /// The distance between two calls of a function that fail.
+    pub every: u64,
+}
+
+/// The two runs without a fault.
+#[derive(Debug)]
+pub struct Plain {
+    /// How often each function was called, in the order of the names: in the run with more calls of it.
+    pub calls: Vec<(Function, u64)>,
+    pub differing: Vec<Differing>,
+    /// The memory that was held at the end, in the run that held more.
+    pub held_bytes: u64,
+    /// The time of the longer one.
+    pub time: Duration,
+}
+
+/// A function that was called more often in one of the two runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Differing {
+    pub function: &'static str,
+    pub calls: [u64; 2],
+}
+
+/// A run with a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    pub function: Function,
+    pub call: u64,
+    pub code: u32,
+    pub ending: Ending,
+    /// The memory that was held at the end. None where no process of the program left a record.
+    pub held_bytes: Option<u64>,
+    /// Whether the call was made.
+    pub reached: bool,
+    pub finding: Option<Finding>,
+}
+
+/// What is wrong with how a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    Crashed,
+    TimeLimit,
+    /// More memory than without a fault, and the call that failed was not to give any back.
+    HeldMemory,
+}
+
+/// Which programs may hold more memory at their end than they do without a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MayHold {
+    Never,
+    /// Those that end with another status than 0.
+    WhereItGaveUp,
+}
+
+impl Plain {
+    pub fn of(records: [&Record; 2], time: Duration) -> Self {
+        let count = |name: &str| records.map(|record| record.calls.get(name).copied().unwrap_or(0));
+        let mut all: Vec<Function> = functions::all().filter(|function| count(function.name) != [0, 0]).collect();
+        all.sort_unstable_by_key(|function| function.name);
+        let most = |function: &Function| count(function.name).into_iter().max().unwrap_or(0);
+        let differing = all.iter().map(|function| Differing { function: function.name, calls: count(function.name) });
+        Self {
+            differing: differing.filter(|differing| differing.calls[0] != differing.calls[1]).collect(),
+            calls: all.iter().map(|function| (*function, most(function))).collect(),
+            held_bytes: records.map(|record| record.held_bytes).into_iter().max().unwrap_or(0),
+            time,
+        }
+    }
+}
+
+impl Case {
+    pub fn of(fault: &Fault, ran: &Ran, plain: &Plain, may_hold: MayHold) -> Self {
+        let Fault { function, call, code } = *fault;
+        let call = call.unwrap_or(1);
+        let held_bytes = ran.record.as_ref().map(|record| record.held_bytes);
+        let made = |record: &Record| record.calls.get(function.name).is_some_and(|calls| *calls >= call);
+        let finding = match ran.ending {
+            Ending::Signal(_) => Some(Finding::Crashed),
+            Ending::TimeLimit => Some(Finding::TimeLimit),
+            Ending::Exit(_) if function.gives_back => None,
+            Ending::Exit(status) if status != 0 && may_hold == MayHold::WhereItGaveUp => None,
+            Ending::Exit(_) => held_bytes.filter(|held| *held > plain.held_bytes).map(|_| Finding::HeldMemory),
+        };
+        let reached = ran.record.as_ref().is_none_or(made);
+        Self { function, call, code, ending: ran.ending, held_bytes, reached, finding }
+    }
+}
+
+impl Results {
+    /// What `--report` writes.
+    pub fn report(&self) -> Report<'_> {
+        let runs = self.cases.iter().map(|case| ReportedCase {
+            function: case.function.name,
+            call: case.call,
+            code: case.code,
+            ended: case.ending,
+            held_bytes: case.held_bytes,
+            reached: case.reached,
+            finding: case.finding,
+        });
+        Report {
+            program: &self.program,
+            settings: &self.settings,
+            without_fault: ReportedPlain {
+                calls: self.plain.calls.iter().map(|(function, calls)| (function.name, *calls)).collect(),
+                differing: &self.plain.differing,
+                held_bytes: self.plain.held_bytes,
+                seconds: self.plain.time.as_secs_f64(),
+            },
+            runs: runs.collect(),
+        }
+    }
+}
+
+/// The JSON of a sweep.
+#[derive(Serialize)]
+pub struct Report<'a> {
+    program: &'a [String],
+    settings: &'a BTreeMap<String, String>,
+    without_fault: ReportedPlain<'a>,
+    runs: Vec<ReportedCase>,
+}
+
+#[derive(Serialize)]
+struct ReportedPlain<'a> {
+    calls: BTreeMap<&'a str, u64>,
+    differing: &'a [Differing],
+    held_bytes: u64,
+    seconds: f64,
+}
+
+#[derive(Serialize)]
+struct ReportedCase {
+    function: &'static str,
+    call: u64,
+    code: u32,
+    ended: Ending,
+    held_bytes: Option<u64>,
+    reached: bool,
+    finding: Option<Finding>,
+}

@@ -1,0 +1,42 @@
+//! A sweep over the example for C, on the gapless that was built beside this test.
+
+mod world;
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use world::{Ended, World, beside};
+
+/// The example ends with status 1 where it is told of an error, and leaves its memory to the end of the process.
+///
+/// Left out is `cuThreadExchangeStreamCaptureMode`, of which there are hundreds of calls. Where the context of a device cannot be
+/// made current, nothing can be given back: `cuCtxGetCurrent` and `cuCtxSetCurrent` are looked at for crashes only.
+#[test]
+fn no_call_that_fails_crashes_gapless_or_leaves_memory() {
+    let Some(library) = beside("libgapless_capi.so") else {
+        println!("skipped: libgapless_capi.so was not built");
+        return;
+    };
+    let world = World::new();
+    for name in ["libgapless.so", "libgapless.so.0"] {
+        symlink(&library, world.path(name)).unwrap();
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let program = world.compile_with(&root.join("examples/c/allocate.c"), "allocate", |cc| {
+        cc.arg("-I").arg(root.join("include")).arg("-L").arg(world.path("")).arg("-lgapless");
+    });
+    let sweep = |arguments: &[&str]| {
+        let common = ["--capacity", "256MiB", "--sweep", "--may-give-up"];
+        let mut command = world.command(&[&common[..], arguments].concat(), &[&program]);
+        Ended::of(command.env("LD_LIBRARY_PATH", world.path("")).output().unwrap())
+    };
+    let ended = sweep(&["--only", MEMORY]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let ended = sweep(&["--every", "10", "--only", "cuCtxGetCurrent,cuCtxSetCurrent"]);
+    assert!(ended.stdout.contains(": 0 crashed, 0 ran into the time limit"), "{ended:?}");
+}
+
+/// What the example calls, but for contexts and modes.
+const MEMORY: &str = "cuCtxGetId,cuDeviceGet,cuDeviceGetAttribute,cuDeviceGetCount,cuDeviceGetName,cuDevicePrimaryCtxRetain,\
+                      cuDeviceTotalMem,cuEventCreate,cuEventDestroy,cuEventQuery,cuEventRecord,cuInit,cuMemAddressFree,\
+                      cuMemAddressReserve,cuMemCreate,cuMemGetAllocationGranularity,cuMemGetInfo,cuMemMap,cuMemRelease,\
+                      cuMemSetAccess,cuMemUnmap,cuStreamIsCapturing";

@@ -1,0 +1,88 @@
+/* Maps CHUNKS chunks one after the other into one reservation, and gives everything back, whatever fails. With -DLEAKS a chunk
+ * stays whose cuMemMap failed; with -DCRASHES the program crashes on a failed cuMemSetAccess, and with -DHANGS it waits. */
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* CUmemAllocationProp and CUmemAccessDesc: numbers alone, with those of a device's memory that is read and written. */
+struct property {
+    int type, handles, location_type, device;
+    void *security;
+    unsigned char flags[8];
+};
+struct access {
+    int location_type, device, flags;
+};
+
+int cuInit(unsigned flags);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
+int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t hint, unsigned long long flags);
+int cuMemAddressFree(uint64_t address, size_t bytes);
+int cuMemCreate(uint64_t *chunk, size_t bytes, const struct property *property, unsigned long long flags);
+int cuMemRelease(uint64_t chunk);
+int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t chunk, unsigned long long flags);
+int cuMemUnmap(uint64_t address, size_t bytes);
+int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *list, size_t count);
+
+#ifndef CHUNKS
+#define CHUNKS 2
+#endif
+enum { BYTES = 2 << 20 };
+
+static int map(uint64_t address) {
+    struct property property = {.type = 1, .location_type = 1};
+    struct access access = {.location_type = 1, .flags = 3};
+    uint64_t chunk = 0;
+    int code = cuMemCreate(&chunk, BYTES, &property, 0);
+    if (code != 0) {
+        return code;
+    }
+    code = cuMemMap(address, BYTES, 0, chunk, 0);
+    if (code == 0) {
+        code = cuMemSetAccess(address, BYTES, &access, 1);
+        if (code != 0) {
+#ifdef CRASHES
+            *(volatile int *)8 = 1;
+#endif
+#ifdef HANGS
+            sleep(600);
+#endif
+            cuMemUnmap(address, BYTES);
+        }
+    }
+#ifdef LEAKS
+    else {
+        return code;
+    }
+#endif
+    cuMemRelease(chunk);
+    return code;
+}
+
+int main(int argc, char **argv) {
+    void *context = NULL;
+    uint64_t address = 0;
+    if (cuInit(0) != 0 || cuDevicePrimaryCtxRetain(&context, 0) != 0) {
+        return 3;
+    }
+    if (argc > 1 && strcmp(argv[1], "--ends-badly") == 0) {
+        return 9;
+    }
+    int code = cuMemAddressReserve(&address, (size_t)CHUNKS * BYTES, 0, 0, 0);
+    int mapped = 0;
+    while (code == 0 && mapped < CHUNKS) {
+        code = map(address + (uint64_t)mapped * BYTES);
+        mapped += code == 0;
+    }
+    for (int chunk = 0; chunk < mapped; chunk++) {
+        cuMemUnmap(address + (uint64_t)chunk * BYTES, BYTES);
+    }
+    if (address != 0) {
+        cuMemAddressFree(address, (size_t)CHUNKS * BYTES);
+    }
+    cuDevicePrimaryCtxRelease_v2(0);
+    printf("mapped %d, code %d\n", mapped, code);
+    return code == 0 ? 0 : 4;
+}
