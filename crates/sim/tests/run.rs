@@ -89,12 +89,12 @@ fn mistyped_options_are_refused() {
     refused(&["--device", "A100"], &["A100 80GiB, A100 40GiB"]);
     refused(&["--device", "H100", "--capacity", "1GiB"], &["cannot be used with"]);
     refused(&["--driver", "555"], &["555", "470, 535, 550, 580"]);
-    refused(&["--fail", "cuMemMapp:1"], &["cuMemMapp", "the nearest is cuMemMap"]);
+    refused(&["--fail", "cuMemMaps:1"], &["cuMemMaps", "the nearest is cuMemMap"]);
     refused(&["--fail", "cuMemMap"], &["FUNCTION:CALL"]);
     refused(&["--fail", "cuMemMap:0"], &["count from 1"]);
     refused(&["--fail", "cuMemMap:1:0"], &["no code of an error"]);
     refused(&["--every", "2"], &["--sweep"]);
-    refused(&["--sweep", "--only", "cuMemMapp"], &["the nearest is cuMemMap"]);
+    refused(&["--sweep", "--only", "cuMemMaps"], &["the nearest is cuMemMap"]);
     refused(&["--sweep", "--fail", "cuMemMap:1"], &["cannot be used with"]);
     refused(&["--report", "/no/such/folder/report.json"], &["there is no folder /no/such/folder"]);
     refused(&["--runtime"], &["libcudart-standin.so", "build-sim"]);
@@ -124,7 +124,7 @@ const WRONG: [(&str, &str); 13] = [
     ("GAPLESS_SIM_SOFT", "1XiB"),
     ("GAPLESS_SIM_RDMA", "maybe"),
     ("GAPLESS_SIM_LAX_CAPTURES", "off"),
-    ("GAPLESS_SIM_FAIL", "cuMemMapp:1:2"),
+    ("GAPLESS_SIM_FAIL", "cuMemMaps:1:2"),
     ("GAPLESS_SIM_MISSING", "all"),
     ("GAPLESS_SIM_CAPACITIES", "1GiB"),
 ];
