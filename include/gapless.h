@@ -73,7 +73,7 @@ typedef struct gapless_stats {
   uint64_t live_allocations;
   // Bytes that are free and mapped: available without a driver call.
   uint64_t cached_bytes;
-  // Bytes that were freed and wait for other streams.
+  // Bytes that were freed and wait for other streams, for a pin, or, exposed, for going back to the driver.
   uint64_t pending_bytes;
   // Bytes of chunks that nothing maps.
   uint64_t idle_bytes;

@@ -17,7 +17,7 @@ class Stats(TypedDict):
     cached_bytes: int
     """Bytes that are free and mapped: available without a driver call."""
     pending_bytes: int
-    """Bytes that were freed and wait for other streams."""
+    """Bytes that were freed and wait for other streams, for a pin, or, exposed, for going back to the driver."""
     idle_bytes: int
     """Bytes of chunks that nothing maps."""
     reserved_bytes: int
