@@ -54,8 +54,8 @@ impl<D: Driver> Pin<D> {
 
     /// Says that somebody may keep what is under the block for as long as they like: once it is freed and nothing uses it any more,
     /// the chunks that lie under it alone go back to the driver, and new ones come in their place, which they do not see. That
-    /// is done by the next request that needs memory, by [`trim`](Allocator::trim) or by a sleep; until then, the bytes count as pending.
-    /// Of a chunk that it shares with other blocks, its bytes are ordinary free memory.
+    /// is done by the next request that needs memory, by [`trim`](Allocator::trim) or by a sleep; until then, the bytes count as
+    /// pending. Of a chunk that it shares with other blocks, its bytes are ordinary free memory.
     ///
     /// Where [mappings are kept](super::Builder::keep_mappings), the bytes are not used again before the allocator ends.
     pub fn expose(&self) {

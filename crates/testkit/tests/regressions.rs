@@ -390,8 +390,8 @@ fn a_use_after_a_wait_runs_where_it_is_known() {
     );
 }
 
-/// What an address had before was used elsewhere by its stream, which may have been destroyed since: it was brought back for another
-/// stream without a wait.
+/// What an address had before was used elsewhere by its stream, which may have been destroyed since: it was brought back for
+/// another stream without a wait.
 #[test]
 fn memory_that_moved_within_a_stream_is_waited_for_when_it_is_brought_back() {
     let world = World { pages: 8, streams: 2, kept: false, ..World::default() };

@@ -84,8 +84,8 @@ impl<D: Driver> SlowPath<'_, D> {
         }
     }
 
-    /// Waits for what that stream did, where it may have been destroyed, with memory that moved away to another of its addresses, and
-    /// that a plan brings back.
+    /// Waits for what that stream did, where it may have been destroyed, with memory that moved away to another of its addresses,
+    /// and that a plan brings back.
     fn wait_for_moved(&self, plan: &Plan) -> Result<(), AllocError> {
         let stream = self.shared.streams.get(plan.goal.stream);
         if stream.clock.lock().reach() != Reach::Given {

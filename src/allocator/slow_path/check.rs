@@ -11,8 +11,8 @@ use crate::segment::{Segment, View, ViewState};
 use std::ops::Range;
 
 impl Door {
-    /// Checks invariants 1 to 5, 7 to 10, and 12 to 14 of `docs/internals/mechanisms.md`, and those of every part. Blocks tile their
-    /// heap, so that no two overlap.
+    /// Checks invariants 1 to 5, 7 to 10, and 12 to 14 of `docs/internals/mechanisms.md`, and those of every part. Blocks tile
+    /// their heap, so that no two overlap.
     ///
     /// # Panics
     /// When an invariant does not hold; the message names it.
