@@ -337,6 +337,7 @@ mod tests {
         ("cuMemFreeHost", "in a wake, which a capture forbids"),
         ("cuMemcpyDtoHAsync_v2", "in a sleep, which a capture forbids"),
         ("cuMemcpyHtoDAsync_v2", "in a wake, which a capture forbids"),
+        ("cuMemsetD8Async", "work on the caller's stream, as its kernels are: a node where that is captured"),
     ];
 
     /// Every function that the driver calls for the allocator is asked about, so that no function is believed harmless.
