@@ -320,7 +320,7 @@ mod tests {
     use std::path::Path;
 
     /// Functions that the driver calls, and that no capture is there for, or that have a question of their own.
-    const APART: [(&str, &str); 16] = [
+    const APART: [(&str, &str); 17] = [
         ("cuCtxGetCurrent", "the guard of every call"),
         ("cuCtxSetCurrent", "the guard of every call"),
         ("cuThreadExchangeStreamCaptureMode", "the guard of every call"),
