@@ -107,6 +107,32 @@ fn what_uses_exposed_memory_is_waited_for() {
     }
 }
 
+/// Somebody is given a block that has been freed meanwhile: its own stream is waited for all the same.
+#[test]
+fn a_block_that_is_freed_before_it_is_exposed_is_waited_for() {
+    let device = device(8);
+    let allocator = allocator(&device);
+    let home = device.create_stream().unwrap();
+    allocator.keep_stream(home).unwrap();
+    let block = allocator.alloc(2 * PAGE, home).unwrap();
+    let pin = allocator.pin(block).unwrap();
+    device.inner().hold(home);
+    device.fill(home, block, 2 * PAGE, 1).unwrap();
+    allocator.free(block).unwrap();
+    (0..2).for_each(|_| pin.expose());
+    let kept = chunks_of(&pin);
+    drop(pin);
+    let beside = allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.check();
+    assert_eq!(allocator.stats().pending_bytes, 2 * PAGE);
+    device.inner().resume(home);
+    let all = allocator.alloc(7 * PAGE, MAIN).unwrap();
+    allocator.check();
+    assert!(kept.is_disjoint(&held(&allocator)));
+    [beside, all].iter().for_each(|block| allocator.free(*block).unwrap());
+    allocator.close().unwrap();
+}
+
 /// Beside live blocks, in a chunk that both have a part of: that part is free memory as ever.
 #[test]
 fn what_shares_a_chunk_stays() {

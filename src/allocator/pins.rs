@@ -60,7 +60,7 @@ impl<D: Driver> Pin<D> {
     /// Where [mappings are kept](super::Builder::keep_mappings), the bytes are not used again before the allocator ends.
     pub fn expose(&self) {
         let stream = self.allocator.inner.shared.streams.get(self.owner.stream);
-        stream.lock().expose((self.owner.region, self.offset));
+        stream.lock().expose(self.owner.stream, (self.owner.region, self.offset));
     }
 
     /// The address of the first byte.

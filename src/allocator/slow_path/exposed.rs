@@ -9,7 +9,7 @@ use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::pages::PageRange;
 use crate::physical::ChunkId;
-use crate::segment::ViewState;
+use crate::segment::{View, ViewState};
 use crate::stream::StreamIndex;
 use std::ops::Range;
 
@@ -37,8 +37,8 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Takes away the chunks that lie wholly in a range, unless something keeps one from being unmapped now.
     fn take_chunks_within(&mut self, stream: StreamIndex, exposed: &Exposed) {
         let region = exposed.region;
-        let views = self.views_in(stream, exposed);
-        for View { chunk, pages, .. } in views.into_iter().filter(|view| view.is_inside) {
+        let parts = self.parts_of(stream, exposed);
+        for Part { chunk, pages, .. } in parts.into_iter().filter(|part| part.is_inside) {
             // Nothing uses it in its place any more.
             let _ = self.give_back(&Source { chunk, stream, region, pages, epoch: 0 });
             if self.mapper.chunks().has_idle(chunk) {
@@ -50,12 +50,12 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Frees what is left of an exposed range in chunks that are not under it alone, and makes its addresses unmapped where the
     /// chunk is gone. The rest stays claimed.
     fn end_exposure(&self, stream: StreamIndex, exposed: &Exposed) {
-        let views = self.views_in(stream, exposed);
+        let parts = self.parts_of(stream, exposed);
         let stream = self.shared.streams.get(stream);
         let mut state = stream.lock();
         state.exposed.retain(|other| other != exposed);
         let mut at = exposed.range.start;
-        for View { bytes, is_inside, .. } in views {
+        for Part { bytes, is_inside, .. } in parts {
             state.end_claim(exposed.region, at..bytes.start, BlockState::Hole);
             at = bytes.end;
             match is_inside {
@@ -67,8 +67,8 @@ impl<D: Driver> SlowPath<'_, D> {
         self.shared.streams.note_pending(stream.index, &state);
     }
 
-    /// The active views in an exposed range, in address order.
-    fn views_in(&self, stream: StreamIndex, exposed: &Exposed) -> Vec<View> {
+    /// What an exposed range has of chunks, in address order.
+    fn parts_of(&self, stream: StreamIndex, exposed: &Exposed) -> Vec<Part> {
         let page_bytes = self.page_bytes();
         let segment = {
             let state = self.shared.streams.get(stream).lock();
@@ -78,12 +78,12 @@ impl<D: Driver> SlowPath<'_, D> {
         let inside = PageRange::inside(range, page_bytes);
         let views = self.mapper.segment(segment).table.views_in(PageRange::around(range, page_bytes));
         let active = views.filter(|view| view.state == ViewState::Active);
-        let view = |view: &crate::segment::View| {
+        let part = |view: &View| {
             let bytes = view.pages.bytes(page_bytes);
             let bytes = bytes.start.max(range.start)..bytes.end.min(range.end);
-            View { chunk: view.chunk, pages: view.pages, bytes, is_inside: inside.contains(view.pages) }
+            Part { chunk: view.chunk, pages: view.pages, bytes, is_inside: inside.contains(view.pages) }
         };
-        active.map(view).collect()
+        active.map(part).collect()
     }
 
     /// Keeps a chunk that the driver did not take back from everybody.
@@ -104,11 +104,11 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 }
 
-/// A chunk in an exposed range.
-struct View {
+/// What an exposed range has of a chunk.
+struct Part {
     chunk: ChunkId,
     pages: PageRange,
-    /// The bytes of the range in it.
+    /// The bytes of the range that lie in it.
     bytes: Range<u64>,
     /// Whether all of it is in the range.
     is_inside: bool,

@@ -96,9 +96,15 @@ impl StreamState {
         region.heap.block(offset).map_or(0, |block| block.size)
     }
 
-    /// Notes that somebody may keep the memory of a pinned block.
-    pub fn expose(&mut self, at: BlockAt) {
-        self.extras.get_mut(&at).expect("a pin is counted").exposed = true;
+    /// Notes that somebody may keep the memory of a pinned block of a region of the stream `owner`. One that has been freed already
+    /// waits for that stream, too, from now on.
+    pub fn expose(&mut self, owner: StreamIndex, at: BlockAt) {
+        let open = self.open_epoch();
+        let extras = self.extras.get_mut(&at).expect("a pin is counted");
+        if !extras.exposed {
+            extras.exposed = true;
+            extras.freed.iter_mut().for_each(|fences| fences.push(Fence { stream: owner, epoch: open }));
+        }
     }
 
     /// Takes one pin off a block. With the last one, a block that was freed waits for the streams that used it then; returns
