@@ -61,22 +61,28 @@ impl<D: DeviceDriver> Device<D> {
         self.alloc_by(request, || in_pool().unwrap_or_else(|| self.alloc_from_main(request)), worded)
     }
 
+    /// Bytes of a page, if a block of so many bytes is to have its chunks for itself.
+    #[inline]
+    pub(crate) fn page_apart(&self, bytes: u64) -> Option<u64> {
+        self.private_page.filter(|page| bytes >= *page)
+    }
+
     /// The request as it is served. A block that is to have its chunks for itself takes whole pages.
     #[inline]
     fn laid_out(&self, request: &Request) -> Request {
-        match self.private_page {
-            Some(page) if request.bytes >= page => {
+        match self.page_apart(request.bytes) {
+            Some(page) => {
                 let (bytes, alignment) = (whole_pages(request.bytes, page), request.alignment.max(page));
                 Request { bytes, alignment, ..*request }
             }
-            _ => *request,
+            None => *request,
         }
     }
 
     /// Clears a block that is to have its chunks for itself: whoever is sent it sees nothing that was there before.
     #[inline]
     fn cleared(&self, request: &Request, addr: DeviceAddr) -> Result<DeviceAddr, AllocError> {
-        if self.private_page.is_none_or(|page| request.bytes < page) {
+        if self.page_apart(request.bytes).is_none() {
             return Ok(addr);
         }
         match self.main.allocator.driver().clear(request.stream, addr, request.bytes) {

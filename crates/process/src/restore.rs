@@ -17,7 +17,7 @@ impl<D: DeviceDriver> Device<D> {
     /// [`Error::Alloc`] where the memory is not free. Nothing has changed.
     pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), Error> {
         self.settle_over();
-        let bytes = self.private_page.filter(|page| bytes >= *page).map_or(bytes, |page| whole_pages(bytes, page));
+        let bytes = self.page_apart(bytes).map_or(bytes, |page| whole_pages(bytes, page));
         let allocator = self.allocator_of(addr).unwrap_or_else(|| self.main.allocator.clone());
         allocator.alloc_again(addr, bytes)?;
         self.note_again(addr, bytes);

@@ -271,9 +271,6 @@ impl<D: Driver> Connection<D> {
         if self.times >= MOST_OPEN {
             return refused("too much is open");
         }
-        if self.exposes {
-            pin.expose();
-        }
         let number = match self.numbers.get(&token) {
             Some(number) => *number,
             None => {
@@ -289,6 +286,9 @@ impl<D: Driver> Connection<D> {
             }
         };
         let open = self.open.get_mut(&number).expect("a number of a block that is open");
+        if self.exposes {
+            open.pin.expose();
+        }
         open.times += 1;
         self.times += 1;
         let offset = open.pin.addr().0 - open.chunks[0].addr.0;

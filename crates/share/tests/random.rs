@@ -4,7 +4,8 @@ mod fuzzed;
 #[path = "../../../tests/seeds/mod.rs"]
 mod seeds;
 
-use fuzzed::{Reached, run_steps};
+use fuzzed::step::{ALLOC, BELIEVE, CLOSE, FLOOD, FREE, LEAVE, MEET, OFFER, OPEN, OPEN_FORGED, SAY, STOP_BELIEVING};
+use fuzzed::{BEGIN_CAPTURE, END_CAPTURE, Reached, run_steps};
 use gapless_share::FOLDER;
 use gapless_testkit::{is_reduced, prove};
 use proptest::collection::vec;
@@ -16,21 +17,6 @@ use std::sync::{Mutex, PoisonError};
 
 /// A step: its number, and the bytes that it reads.
 type Step = Vec<u8>;
-
-const ALLOC: u8 = 0;
-const FREE: u8 = 2;
-const OFFER: u8 = 3;
-const OPEN: u8 = 4;
-const CLOSE: u8 = 6;
-const OPEN_FORGED: u8 = 7;
-const MEET: u8 = 8;
-const SAY: u8 = 9;
-const LEAVE: u8 = 11;
-const FLOOD: u8 = 12;
-const BELIEVE: u8 = 13;
-const STOP_BELIEVING: u8 = 15;
-const BEGIN_CAPTURE: u8 = 254;
-const END_CAPTURE: u8 = 255;
 
 fn with_bytes(step: u8, number: usize) -> impl Strategy<Value = Step> {
     vec(any::<u8>(), number).prop_map(move |bytes| [vec![step], bytes].concat())

@@ -11,6 +11,7 @@
 mod input;
 mod liar;
 mod packets;
+pub mod step;
 mod stranger;
 
 use gapless::driver::{HostConfig, HostDriver, StreamDriver, WorkDriver};
@@ -25,6 +26,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use step::{ALLOC, BELIEVE, CLOSE, FLOOD, FREE, LEAVE, MEET, OFFER, OPEN, OPEN_FORGED, SAY, STOP_BELIEVING};
 use stranger::{Ended, Known, Stranger, flood};
 
 const MAIN: StreamId = StreamId::DEFAULT;
@@ -35,8 +37,8 @@ const MOST: usize = 8;
 const MOST_STEPS: usize = 200;
 
 /// The last two of the numbers that a step may have. The others keep their meaning.
-const BEGIN_CAPTURE: u8 = 254;
-const END_CAPTURE: u8 = 255;
+pub const BEGIN_CAPTURE: u8 = 254;
+pub const END_CAPTURE: u8 = 255;
 
 /// Where the token is in the bytes of a handle; the path of the socket follows, with its length before it.
 const TOKEN: Range<usize> = 24..40;
@@ -185,23 +187,23 @@ impl World {
         match number % 16 {
             _ if number == BEGIN_CAPTURE => self.users[0].target.begin_capture(MAIN),
             _ if number == END_CAPTURE => self.users[0].target.end_capture(MAIN),
-            0 | 1 => self.alloc(input),
-            2 => self.free(input),
-            3 => self.offer(input),
-            4 | 5 => self.open(input),
-            6 => self.close(input),
-            7 => self.open_forged(input),
-            8 => self.meet(),
-            9 | 10 => self.say(input),
-            11 => {
+            ALLOC..FREE => self.alloc(input),
+            FREE => self.free(input),
+            OFFER => self.offer(input),
+            OPEN..CLOSE => self.open(input),
+            CLOSE => self.close(input),
+            OPEN_FORGED => self.open_forged(input),
+            MEET => self.meet(),
+            SAY..LEAVE => self.say(input),
+            LEAVE => {
                 if let Some(index) = input.index(self.strangers.len()) {
                     drop(self.strangers.swap_remove(index));
                 } else {
                     let _ = self.allocator.trim(0);
                 }
             }
-            12 => self.flood(input),
-            13 | 14 => self.believe(input),
+            FLOOD => self.flood(input),
+            BELIEVE..STOP_BELIEVING => self.believe(input),
             _ => self.stop_believing(input),
         }
         self.look();

@@ -1,30 +1,9 @@
 /* Maps CHUNKS chunks one after the other into one reservation, and gives everything back, whatever fails. With -DLEAKS a chunk
  * stays whose cuMemMap failed; with -DCRASHES the program crashes on a failed cuMemSetAccess, and with -DHANGS it waits. */
-#include <stdint.h>
+#include "driver.h"
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-/* CUmemAllocationProp and CUmemAccessDesc: numbers alone, with those of a device's memory that is read and written. */
-struct property {
-    int type, handles, location_type, device;
-    void *security;
-    unsigned char flags[8];
-};
-struct access {
-    int location_type, device, flags;
-};
-
-int cuInit(unsigned flags);
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
-int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t hint, unsigned long long flags);
-int cuMemAddressFree(uint64_t address, size_t bytes);
-int cuMemCreate(uint64_t *chunk, size_t bytes, const struct property *property, unsigned long long flags);
-int cuMemRelease(uint64_t chunk);
-int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t chunk, unsigned long long flags);
-int cuMemUnmap(uint64_t address, size_t bytes);
-int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *list, size_t count);
 
 #ifndef CHUNKS
 #define CHUNKS 2

@@ -1,46 +1,9 @@
 /* Prints what the driver answers to one call that a rule speaks of: `rules NAME`. Without a name it prints all names. A process for
  * each rule, since some lose the context. */
-#include <stdint.h>
+#include "driver.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef void *handle;
-struct property {
-    int type, handles, location_type, device;
-    void *security;
-    unsigned char flags[8];
-};
-struct access {
-    int location_type, device, flags;
-};
-
-int cuInit(unsigned flags);
-int cuDeviceGetCount(int *count);
-int cuDevicePrimaryCtxRetain(handle *context, int device);
-int cuDevicePrimaryCtxReset_v2(int device);
-int cuCtxSetCurrent(handle context);
-int cuCtxSynchronize(void);
-int cuMemGetInfo_v2(size_t *available, size_t *total);
-int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t hint, unsigned long long flags);
-int cuMemAddressFree(uint64_t address, size_t bytes);
-int cuMemCreate(uint64_t *chunk, size_t bytes, const struct property *property, unsigned long long flags);
-int cuMemRelease(uint64_t chunk);
-int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t chunk, unsigned long long flags);
-int cuMemUnmap(uint64_t address, size_t bytes);
-int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *list, size_t count);
-int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, handle stream);
-int cuStreamCreate(handle *stream, unsigned flags);
-int cuStreamDestroy_v2(handle stream);
-int cuStreamQuery(handle stream);
-int cuStreamSynchronize(handle stream);
-int cuStreamGetId(handle stream, unsigned long long *id);
-int cuStreamWaitEvent(handle stream, handle event, unsigned flags);
-int cuStreamBeginCapture_v2(handle stream, unsigned mode);
-int cuStreamEndCapture(handle stream, handle *graph);
-int cuEventCreate(handle *event, unsigned flags);
-int cuEventRecord(handle event, handle stream);
-int cuEventQuery(handle event);
 
 /* The size of pages on the devices that are asked; NON_BLOCKING is a flag of streams, GLOBAL and RELAXED are modes of captures. */
 enum { PAGE = 2 << 20, NON_BLOCKING = 1, GLOBAL = 0, RELAXED = 2, READ = 1, WRITE = 3 };

@@ -1,17 +1,9 @@
 //! Steps of the fuzz target `share`: each begins with its number.
 
-const ALLOC: u8 = 0;
-const FREE: u8 = 2;
-const OFFER: u8 = 3;
-const OPEN: u8 = 4;
-const CLOSE: u8 = 6;
-const OPEN_FORGED: u8 = 7;
-const MEET: u8 = 8;
-const SAY: u8 = 9;
-const LEAVE: u8 = 11;
-const FLOOD: u8 = 12;
-const BELIEVE: u8 = 13;
-const STOP_BELIEVING: u8 = 15;
+#[path = "../../../share/tests/fuzzed/step.rs"]
+mod step;
+
+use step::{ALLOC, BELIEVE, CLOSE, FLOOD, FREE, LEAVE, MEET, OFFER, OPEN, OPEN_FORGED, SAY, STOP_BELIEVING};
 
 pub fn steps() -> Vec<(&'static str, Vec<u8>)> {
     // A block of 64 KiB and a bit, which is offered.
