@@ -46,6 +46,7 @@ mod instances;
 pub mod interop;
 mod pages;
 mod physical;
+mod process;
 mod segment;
 mod stream;
 mod sync;
@@ -54,6 +55,7 @@ mod testing;
 pub mod units;
 
 pub use allocator::{Allocator, Buffer, Builder, ChunkPolicy, GRANULE};
+pub use process::ProcessIdentity;
 pub use units::{ByteSize, DeviceAddr, StreamId};
 
 /// Parts of the allocator, for this project's own tests. They may change with any release.

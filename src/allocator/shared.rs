@@ -9,6 +9,7 @@ use super::stores::Ring;
 use super::streams::Streams;
 use super::streams::directory::Directory;
 use crate::driver::{Driver, DriverError};
+use crate::process::ProcessIdentity;
 use crate::segment::listeners::MapListeners;
 use crate::sync::{Arc, AtomicBool, AtomicU64, OnceLock, Ordering};
 use std::path::PathBuf;
@@ -40,7 +41,7 @@ pub struct Shared<D> {
     lost: OnceLock<DriverError>,
     /// The process that built the allocator. A forked one shares the device's memory without knowing what its parent does
     /// with it, so nothing that talks to the driver runs there. Not checked where cached memory is handed out.
-    process: u32,
+    process: ProcessIdentity,
 }
 
 /// The most bytes that may be held, by whom it was decided.
@@ -104,7 +105,7 @@ impl<D: Driver> Shared<D> {
             budget_bytes: AtomicU64::new(budget.bytes()),
             follows_device: AtomicBool::new(matches!(budget, Budget::Device { .. })),
             lost: OnceLock::new(),
-            process: std::process::id(),
+            process: ProcessIdentity::current(),
         }
     }
 
@@ -131,12 +132,12 @@ impl<D: Driver> Shared<D> {
 
     /// The process that built the allocator.
     pub fn built_in(&self) -> u32 {
-        self.process
+        self.process.number()
     }
 
     /// Whether this process was forked from the one that built the allocator.
     pub fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+        !self.process.is_current()
     }
 
     /// Refuses where the driver must not or cannot be called any more.
@@ -145,7 +146,7 @@ impl<D: Driver> Shared<D> {
     /// [`AllocError::Forked`], and the error with which the device was lost.
     pub fn expect_usable(&self) -> Result<(), AllocError> {
         if self.is_forked() {
-            return Err(AllocError::Forked { built_in: self.process });
+            return Err(AllocError::Forked { built_in: self.process.number() });
         }
         self.lost.get().map_or(Ok(()), |error| Err(error.clone().into()))
     }

@@ -21,7 +21,7 @@ use crate::streams::StreamLives;
 use gapless::allocator::{AllocError, StreamError, StreamMark, WatchedStream};
 use gapless::driver::cuda::{LEGACY_STREAM, PER_THREAD_STREAM};
 use gapless::driver::{Driver, DriverResult};
-use gapless::{Allocator, DeviceAddr, StreamId};
+use gapless::{Allocator, DeviceAddr, ProcessIdentity, StreamId};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The foreign uses of one device's blocks.
 pub(crate) struct Foreign<D: Driver> {
     /// The process that the devices are used in: one that is forked from it can neither ask them nor wait for them.
-    process: u32,
+    process: ProcessIdentity,
     /// Number of blocks in `used` and `deferred`; 0 most of the time.
     count: AtomicUsize,
     /// Number of blocks in `deferred`.
@@ -65,7 +65,7 @@ impl<D: Driver> Foreign<D> {
     pub fn new() -> Self {
         let (count, deferred) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let state = State { used: HashMap::new(), deferred: Vec::new(), deferred_at: HashSet::new() };
-        Self { process: std::process::id(), count, deferred, state: Mutex::new(state) }
+        Self { process: ProcessIdentity::current(), count, deferred, state: Mutex::new(state) }
     }
 
     /// Notes that a stream of the device of that number, which has this allocator, uses the live block at `addr`.
@@ -181,11 +181,11 @@ impl<D: Driver> Foreign<D> {
 
     /// Refuses in a process that was forked from the one that the devices are used in.
     pub fn expect_not_forked(&self) -> Result<(), AllocError> {
-        if self.is_forked() { Err(AllocError::Forked { built_in: self.process }) } else { Ok(()) }
+        if self.is_forked() { Err(AllocError::Forked { built_in: self.process.number() }) } else { Ok(()) }
     }
 
     fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+        !self.process.is_current()
     }
 
     fn recount(&self, state: &State<D>) {

@@ -7,9 +7,9 @@
 //! its own for that.
 
 use crate::error::Error;
-use gapless::DeviceAddr;
 use gapless::allocator::{AllocError, MapListeners, VirtualRange};
 use gapless::driver::Driver;
+use gapless::{DeviceAddr, ProcessIdentity};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,13 +38,13 @@ impl<D: Driver> RangeHold<D> {
 /// The growable ranges of one device.
 pub(crate) struct Ranges<D: Driver> {
     /// The process that has them. In one that is forked from it, locks may be held for ever by threads that are not there.
-    process: u32,
+    process: ProcessIdentity,
     by_address: Mutex<BTreeMap<DeviceAddr, Arc<Mutex<VirtualRange<D>>>>>,
 }
 
 impl<D: Driver> Ranges<D> {
     pub fn new() -> Self {
-        Self { process: std::process::id(), by_address: Mutex::default() }
+        Self { process: ProcessIdentity::current(), by_address: Mutex::default() }
     }
 
     pub fn add(&self, range: VirtualRange<D>) -> DeviceAddr {
@@ -66,8 +66,8 @@ impl<D: Driver> Ranges<D> {
     /// Refuses where a lock may be held for ever, or by whoever has called this.
     fn expect_usable(&self) -> Result<(), AllocError> {
         MapListeners::expect_outside()?;
-        if std::process::id() != self.process {
-            return Err(AllocError::Forked { built_in: self.process });
+        if !self.process.is_current() {
+            return Err(AllocError::Forked { built_in: self.process.number() });
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::server::{Order, Server};
 use crate::socket_file::SocketFile;
 use gapless::allocator::Ticket;
 use gapless::driver::Driver;
-use gapless::{Allocator, DeviceAddr};
+use gapless::{Allocator, DeviceAddr, ProcessIdentity};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 /// Threads: any.
 #[derive(Debug)]
 pub struct Exporter<D: Driver> {
-    process: u32,
+    process: ProcessIdentity,
     exposes: bool,
     started: Mutex<Option<Started>>,
     /// Changes once, and not while `started` is being made.
@@ -72,7 +72,7 @@ impl<D: Driver> Exporter<D> {
 
     fn of(exposes: bool) -> Self {
         Self {
-            process: std::process::id(),
+            process: ProcessIdentity::current(),
             exposes,
             started: Mutex::new(None),
             has_ended: AtomicBool::new(false),
@@ -95,7 +95,7 @@ impl<D: Driver + 'static> Exporter<D> {
     /// [`ShareError::NotAllocated`], [`ShareError::Forked`], [`ShareError::Ended`], and those of the socket, which the first offer
     /// makes.
     pub fn export(&self, allocator: &Allocator<D>, addr: DeviceAddr) -> Result<Handle, ShareError> {
-        if self.process != std::process::id() {
+        if !self.process.is_current() {
             return Err(ShareError::Forked);
         }
         let ticket = allocator.ticket(addr)?;
@@ -140,7 +140,7 @@ impl<D: Driver + 'static> Exporter<D> {
     /// Ends the socket and its thread, for good: nobody opens anything any more, and nothing is exported. When it returns, the
     /// thread makes no more calls to the driver. For the end of the process, after which the driver may be gone.
     pub fn end(&self) {
-        if self.process == std::process::id() {
+        if self.process.is_current() {
             let mut started = self.started.lock();
             self.has_ended.store(true, Ordering::Release);
             if let Some(started) = started.take() {
@@ -174,7 +174,7 @@ impl<D: Driver> Drop for Exporter<D> {
     fn drop(&mut self) {
         let Some(started) = self.started.get_mut().take() else { return };
         // In a forked process the socket and its thread are the parent's.
-        if self.process == std::process::id() {
+        if self.process.is_current() {
             started.end();
         }
     }

@@ -6,7 +6,7 @@ use crate::handle::{Handle, Source, Token};
 use crate::messages::{ListedChunk, MOST_DESCRIPTORS};
 use crate::patience::Patience;
 use gapless::driver::{ChunkHandle, Driver, DriverResult};
-use gapless::{DeviceAddr, StreamId};
+use gapless::{DeviceAddr, ProcessIdentity, StreamId};
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::AsFd;
 use std::collections::hash_map::Entry;
@@ -31,7 +31,7 @@ pub struct Importer<D: Driver> {
 
 struct Inner<D: Driver> {
     driver: Arc<D>,
-    process: u32,
+    process: ProcessIdentity,
     may_be_capturing: Box<dyn Fn() -> bool + Send + Sync>,
     /// Not locked while the other process is asked or notified.
     state: Mutex<State<D>>,
@@ -147,7 +147,7 @@ impl<D: Driver> Importer<D> {
         };
         let inner = Inner {
             driver,
-            process: std::process::id(),
+            process: ProcessIdentity::current(),
             may_be_capturing: Box::new(may_be_capturing),
             state: Mutex::new(state),
             was_opened: Condvar::new(),
@@ -176,7 +176,7 @@ impl<D: Driver> Importer<D> {
     /// As for [`open`](Self::open).
     pub fn open_within(&self, handle: &Handle, patience: Duration) -> Result<SharedBlock<D>, ShareError> {
         let inner = &self.inner;
-        if inner.process != std::process::id() {
+        if !inner.process.is_current() {
             return Err(ShareError::Forked);
         }
         if let (Some(theirs), Some(ours)) = (handle.device, inner.driver.uuid())
@@ -219,7 +219,7 @@ impl<D: Driver> Importer<D> {
     /// driver while it is kept here comes back to the device when it is given up here: for closed blocks above that many bytes,
     /// when its block is opened in vain, and with `keep_closed(0)`.
     pub fn keep_closed(&self, bytes: u64) {
-        if self.inner.process != std::process::id() {
+        if !self.inner.process.is_current() {
             return;
         }
         let mut state = self.inner.state.lock();
@@ -232,7 +232,7 @@ impl<D: Driver> Importer<D> {
 
     /// Closes the blocks that nobody uses any more and that could not be closed during a capture, if there is none now.
     pub fn settle(&self) {
-        if self.inner.process == std::process::id() {
+        if self.inner.process.is_current() {
             self.inner.remove_leaving(&mut self.inner.state.lock());
             self.inner.notify_closed(Connection::close);
         }
@@ -584,7 +584,7 @@ impl<D: Driver> fmt::Debug for Inner<D> {
 impl<D: Driver> Drop for Block<D> {
     fn drop(&mut self) {
         let Some(mapping) = self.mapping.take() else { return };
-        if self.importer.process != std::process::id() {
+        if !self.importer.process.is_current() {
             // In a forked process all of it is the parent's.
             std::mem::forget(mapping);
             return;
