@@ -1,5 +1,5 @@
-/* What these programs call of the driver, and CUmemAllocationProp and CUmemAccessDesc: numbers alone, with those of a device's memory
- * that is read and written. */
+/* What these programs call of the driver, and CUmemAllocationProp and CUmemAccessDesc: numbers alone, with those of a
+ * device's memory that is read and written. */
 #include <stddef.h>
 #include <stdint.h>
 
