@@ -779,6 +779,23 @@ gapless_status gapless_device_of_handle(const uint8_t *handle,
                                         uint64_t handle_bytes,
                                         int32_t *device);
 
+// Writes the processes that have allocations of a device open as a JSON list into buffer, as gapless_stats_json does. Each has its
+// number ("process"; null for all of other namespaces), "blocks" and "bytes" that it has open, and "freed_bytes": those of
+// allocations that were freed here, which are held for it alone.
+//
+// buffer, capacity and needed are as in gapless_stats_json.
+gapless_status gapless_device_holders_json(int32_t device,
+                                           char *buffer,
+                                           size_t capacity,
+                                           size_t *needed);
+
+// Cuts off the process of a number, one that hangs for example: what it has imported from a device is not held for it any more. It
+// is not asked, and may go on to use the memory, so that nobody else gets that: once it is freed here it goes back to the
+// driver, and the device has it again when that process has ended. 0 cuts off all that have no number here, since they are of
+// other namespaces.
+gapless_status gapless_device_cut_off(int32_t device,
+                                      uint32_t process);
+
 // Maps the allocation of a handle of handle_bytes bytes for use on device: writes its address here to *pointer, and its bytes,
 // rounding included, to *bytes. What is imported already costs no call to the driver; each import is closed once.
 //

@@ -198,6 +198,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_device_of_handle": (c_int32, [c_char_p, c_uint64, POINTER(c_int32)]),
     "gapless_device_close_import": (c_int32, [c_int32, c_void_p]),
     "gapless_device_keep_closed_imports": (c_int32, [c_int32, c_uint64]),
+    "gapless_device_holders_json": (c_int32, [c_int32, *_TEXT]),
+    "gapless_device_cut_off": (c_int32, [c_int32, c_uint32]),
     "gapless_sleep_tags": (c_int32, [c_int32, POINTER(TagBackup), c_size_t, POINTER(Slept)]),
     "gapless_wake_tags": (c_int32, [c_int32, POINTER(c_char_p), c_size_t, c_uint64, c_uint32, POINTER(c_uint64)]),
     "gapless_range_reserve": (c_int32, [c_int32, c_uint64, POINTER(c_void_p)]),

@@ -10,6 +10,7 @@ the sender has freed it or has ended. No memory is allocated for it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Optional
 
 from . import _ipc, _library
 from ._imports import after_import
@@ -42,3 +43,24 @@ def keep_closed(size: int, device: int = 0) -> None:
     ``size``, when it arrives after it was freed, and with ``keep_closed(0)``.
     """
     _library.check(_library.load().gapless_device_keep_closed_imports(device, size))
+
+
+def holders(device: int = 0) -> list[dict[str, Any]]:
+    """The processes that have tensors of this one open: ``process``, ``blocks``, ``bytes``, and ``freed_bytes``.
+
+    ``freed_bytes`` were freed here, and are held for that process alone. ``process`` is None for all processes of other namespaces,
+    as in other containers.
+    """
+    found: list[dict[str, Any]] = _library.read_json(_library.load().gapless_device_holders_json, device)
+    return found
+
+
+def cut_off(process: Optional[int], device: int = 0) -> None:
+    """Holds nothing for a receiving process any more, one that hangs for example.
+
+    It is not asked, and may go on to use the memory, so that nobody else gets that: once it is freed here it goes back to the
+    driver, and the device has it again when that process has ended. None cuts off all processes of other namespaces.
+    """
+    if process is not None and not 0 < process < 2**32:
+        raise ValueError(f"no process has the number {process}")
+    _library.check(_library.load().gapless_device_cut_off(device, process or 0))

@@ -61,8 +61,8 @@ pub use plain::PlainAllocator;
 pub use range::VirtualRange;
 pub use registered::RegisteredBlock;
 pub use reports::{
-    Asleep, BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, LiveAllocation,
-    OutOfMemory, Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
+    Asleep, BlockSnapshot, ChunkSnapshot, Figure, FigureKind, FigureUnit, Figures, Fragmentation, Holder,
+    LiveAllocation, OutOfMemory, Pinned, RegionSnapshot, ShownPeaks, SizeRange, Snapshot, Stats, StreamUse,
 };
 pub use sleep::{FallingAsleep, Slept, Wake, Waking, Woken};
 pub use slow_path::{LeftAwake, PinnedChunk, Trimmed};

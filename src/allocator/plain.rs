@@ -174,6 +174,7 @@ impl PlainAllocator {
             cached_bytes: 0,
             pending_bytes: 0,
             open_elsewhere_bytes: 0,
+            holders: Vec::new(),
             range_bytes: 0,
             registered_bytes: 0,
             asleep_bytes: 0,

@@ -4,13 +4,13 @@
 
 use crate::abi::{address, device_pointer};
 use crate::last_error::guard;
-use crate::out::check_out;
+use crate::out::{check_out, write_json};
 use crate::process::{PROCESS, device_of};
 use crate::status::{Failure, gapless_status};
 use gapless::DeviceAddr;
 use gapless_share::{HANDLE_BYTES, Handle, PATIENCE, ShareError};
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
 /// Bytes of a handle of shared memory.
@@ -85,6 +85,38 @@ unsafe fn read_handle(handle: *const u8, handle_bytes: u64) -> Result<Handle, Fa
     }
     // SAFETY: not null, so that many bytes (the function's contract).
     Ok(Handle::from_bytes(unsafe { std::slice::from_raw_parts(handle, HANDLE_BYTES) })?)
+}
+
+/// Writes the processes that have allocations of a device open as a JSON list into buffer, as gapless_stats_json does. Each has its
+/// number ("process"; null for all of other namespaces), "blocks" and "bytes" that it has open, and "freed_bytes": those of
+/// allocations that were freed here, which are held for it alone.
+///
+/// # Safety
+/// buffer, capacity and needed are as in gapless_stats_json.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_device_holders_json(
+    device: i32,
+    buffer: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> gapless_status {
+    guard(|| {
+        let holders = device_of(device)?.holders();
+        // SAFETY: the same contract.
+        unsafe { write_json(&holders, buffer, capacity, needed) }
+    })
+}
+
+/// Cuts off the process of a number, one that hangs for example: what it has imported from a device is not held for it any more. It
+/// is not asked, and may go on to use the memory, so that nobody else gets that: once it is freed here it goes back to the
+/// driver, and the device has it again when that process has ended. 0 cuts off all that have no number here, since they are of
+/// other namespaces.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_device_cut_off(device: i32, process: u32) -> gapless_status {
+    guard(|| {
+        device_of(device)?.cut_off((process != 0).then_some(process));
+        Ok(())
+    })
 }
 
 /// Maps the allocation of a handle of handle_bytes bytes for use on device: writes its address here to *pointer, and its bytes,

@@ -6,7 +6,8 @@ mod simulated;
 
 use gapless_capi::*;
 use gpu::{Gpu, with_devices};
-use std::ffi::c_void;
+use serde_json::{Value, json};
+use std::ffi::{CStr, c_void};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::ptr::{null, null_mut};
@@ -131,6 +132,65 @@ fn blocks_of_another_process() {
         assert_eq!(gapless_device_close_import(0, first), GAPLESS_ERROR_NOT_ALLOCATED);
         assert_eq!(import(&handle), Err(GAPLESS_ERROR_GONE));
         println!("peer: closed");
+    };
+    with_peer(test, main, peer);
+}
+
+/// What `gapless_device_holders_json` writes.
+fn holders() -> Value {
+    let (mut text, mut needed) = (vec![0; 4096], 0);
+    // SAFETY: a buffer of that size, and a valid out-parameter.
+    let status = unsafe { gapless_device_holders_json(0, text.as_mut_ptr().cast(), text.len(), &raw mut needed) };
+    assert_eq!(status, GAPLESS_OK);
+    serde_json::from_slice(&text[..needed - 1]).unwrap()
+}
+
+#[test]
+fn a_process_that_hangs_is_named_and_cut_off() {
+    let test = "a_process_that_hangs_is_named_and_cut_off";
+    let main = || {
+        let gpu = Gpu::open(0);
+        let block = alloc(128 * MIB);
+        gpu.fill(MAIN, block, 7, 128 * MIB as usize);
+        let (handle, _) = export(block).unwrap();
+        let (mut peer, mut said) = start_peer(test);
+        let mut to = peer.stdin.take().unwrap();
+        writeln!(to, "{}", hex_of(&handle)).unwrap();
+        assert!(said.next().unwrap().ends_with("open"));
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+        let bytes = 128 * MIB;
+        assert_eq!(holders(), json!([{"process": peer.id(), "blocks": 1, "bytes": bytes, "freed_bytes": bytes}]));
+        let mut pointer = null_mut();
+        // SAFETY: the out-parameter is valid.
+        let failed = unsafe { gapless_device_alloc(0, 200 * MIB, MAIN, &raw mut pointer) };
+        // SAFETY: a text that ends with NUL.
+        let text = unsafe { CStr::from_ptr(gapless_last_error()) }.to_str().unwrap();
+        assert_eq!(failed, GAPLESS_ERROR_OUT_OF_MEMORY);
+        assert!(text.contains(&format!("128 MiB in process {}: freed, and not closed there yet", peer.id())), "{text}");
+
+        assert_eq!(gapless_device_cut_off(0, peer.id()), GAPLESS_OK);
+        assert_eq!(holders(), json!([]));
+        let other = alloc(64 * MIB);
+        gpu.fill(MAIN, other, 9, 64 * MIB as usize);
+        assert_eq!(gpu.read(MAIN, other, 1), vec![9]);
+        writeln!(to, "look").unwrap();
+        assert!(said.next().unwrap().ends_with("same"));
+        drop(to);
+        assert!(said.next().is_none() && peer.wait().unwrap().success());
+        // Its end gives the device the rest.
+        assert_eq!(gapless_device_free(0, other, 0), GAPLESS_OK);
+        assert_eq!(gapless_device_free(0, alloc(200 * MIB), 0), GAPLESS_OK);
+        assert_eq!(gapless_device_cut_off(99, 1), GAPLESS_ERROR_INVALID_ARGUMENT);
+    };
+    let peer = || {
+        let gpu = Gpu::open(0);
+        let mut lines = std::io::stdin().lines().map(Result::unwrap);
+        let (pointer, _) = import(&bytes_of(&lines.next().unwrap())).unwrap();
+        println!("peer: open");
+        assert_eq!(lines.next().unwrap(), "look");
+        assert_eq!(gpu.read(MAIN, pointer, 64), vec![7; 64]);
+        println!("peer: same");
+        assert!(lines.next().is_none());
     };
     with_peer(test, main, peer);
 }

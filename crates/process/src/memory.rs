@@ -137,7 +137,7 @@ impl<D: DeviceDriver> Device<D> {
         self.with_elsewhere(error, |report| held().saturating_sub(report.reserved_bytes))
     }
 
-    /// A failure of one of the device's allocators, with the bytes that the others hold.
+    /// A failure of one of the device's allocators, with the bytes that the others hold, and who has open what was freed.
     #[cold]
     pub(crate) fn with_elsewhere(
         &self,
@@ -146,6 +146,9 @@ impl<D: DeviceDriver> Device<D> {
     ) -> AllocError {
         if let AllocError::OutOfMemory(report) = &mut error {
             report.add_elsewhere(elsewhere(report));
+            if report.open_elsewhere_bytes > 0 {
+                report.holders = self.sharing.holders();
+            }
             if self.has_budget() {
                 report.budget_bytes = self.pools.whole_budget();
             }

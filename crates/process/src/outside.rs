@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
 use crate::pools::PoolId;
+use gapless::allocator::Holder;
 use gapless::driver::{DriverCall, DriverError, DriverErrorKind};
 use gapless::{DeviceAddr, StreamId};
 use gapless_share::Handle;
@@ -106,6 +107,17 @@ impl<D: DeviceDriver> Device<D> {
         self.expect_not_deferred(block)?;
         let allocator = self.allocator_of(block).unwrap_or_else(|| self.main.allocator.clone());
         Ok((self.sharing.export(&allocator, block)?, addr.0 - block.0))
+    }
+
+    /// The processes that have allocations of the device open, by number; those of other namespaces as one without a number.
+    pub fn holders(&self) -> Vec<Holder> {
+        self.sharing.holders()
+    }
+
+    /// Cuts a process off that has imported allocations, as [`gapless_share::Exporter::cut_off`]: what is freed is not held for
+    /// it, nor used by anybody else, and the device has it again when that process has ended.
+    pub fn cut_off(&self, process: Option<u32>) {
+        self.sharing.cut_off(process);
     }
 
     /// Maps an allocation of another process for use on this device. Returns its address here and its bytes, rounding included.

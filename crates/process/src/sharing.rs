@@ -6,6 +6,7 @@ use crate::by_address::ByAddress;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
 use crate::pools::Pools;
+use gapless::allocator::Holder;
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr};
 use gapless_share::{Exporter, Handle, Importer, SharedBlock};
@@ -49,6 +50,16 @@ impl<D: DeviceDriver> Sharing<D> {
     /// Closes one import of the block at an address.
     pub fn close(&self, addr: DeviceAddr) -> Result<(), Error> {
         self.imports.take(addr).map(drop).ok_or(Error::NotImported(addr))
+    }
+
+    /// The processes that have blocks of the device open.
+    pub fn holders(&self) -> Vec<Holder> {
+        self.exporter.holders()
+    }
+
+    /// Holds nothing for a process any more.
+    pub fn cut_off(&self, process: Option<u32>) {
+        self.exporter.cut_off(process);
     }
 
     /// Unmaps the imports that were closed during a capture, if there is none now.

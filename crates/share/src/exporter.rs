@@ -2,15 +2,17 @@
 
 use crate::error::ShareError;
 use crate::handle::{Handle, Source, Token, random};
+use crate::holders::Holders;
 use crate::offers::{Chunks, Offers};
 use crate::server::{Order, Server};
 use crate::socket_file::SocketFile;
-use gapless::allocator::Ticket;
+use gapless::allocator::{Holder, Ticket};
 use gapless::driver::Driver;
 use gapless::{Allocator, DeviceAddr, ProcessIdentity};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -30,6 +32,7 @@ pub struct Exporter<D: Driver> {
     /// Changes once, and not while `started` is being made.
     has_ended: AtomicBool,
     offers: Arc<Mutex<Offers<D>>>,
+    holders: Arc<Holders<D>>,
 }
 
 /// The socket and its thread.
@@ -77,6 +80,7 @@ impl<D: Driver> Exporter<D> {
             started: Mutex::new(None),
             has_ended: AtomicBool::new(false),
             offers: Arc::new(Mutex::new(Offers::new())),
+            holders: Arc::new(Holders::new()),
         }
     }
 }
@@ -137,6 +141,35 @@ impl<D: Driver + 'static> Exporter<D> {
         self.offers.lock().len()
     }
 
+    /// The processes that have blocks open now. One that ends, or closes a block, is heard of a moment later.
+    pub fn holders(&self) -> Vec<Holder> {
+        // In a forked process, a lock may be held for good by a thread that is not there.
+        if self.process.is_current() { self.holders.list() } else { Vec::new() }
+    }
+
+    /// Cuts a process off, one that hangs for example: what it has open is not held for it any more. It is not asked, and may
+    /// go on to use the memory, so that nobody else gets that: what it had open is [exposed](gapless::allocator::Pin::expose),
+    /// as with [`exposing`](Self::exposing). The device has it again when that process has closed it or ended.
+    ///
+    /// `None` cuts off all that have no number here, since they are of other namespaces. What a process opens later is another
+    /// connection. Waits for the thread that answers, which may be in a call to the driver.
+    pub fn cut_off(&self, process: Option<u32>) {
+        // Nobody has the number 0.
+        let process = match process.map(NonZeroU32::new) {
+            Some(None) => return,
+            other => other.flatten(),
+        };
+        if !self.process.is_current() {
+            return;
+        }
+        let (done, is_done) = channel();
+        let is_going_to = self.started.lock().as_ref().is_some_and(|it| it.order(Order::CutOff { process, done }));
+        if is_going_to {
+            // An error where the thread has ended: nothing is held then.
+            let _ = is_done.recv();
+        }
+    }
+
     /// Ends the socket and its thread, for good: nobody opens anything any more, and nothing is exported. When it returns, the
     /// thread makes no more calls to the driver. For the end of the process, after which the driver may be gone.
     pub fn end(&self) {
@@ -156,7 +189,8 @@ impl<D: Driver + 'static> Exporter<D> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC.union(EventfdFlags::NONBLOCK));
         let thread = wake.map_err(ShareError::system("an eventfd")).and_then(|wake| {
             let woken = wake.try_clone().map_err(|source| ShareError::System { what: "an eventfd", source })?;
-            let server = Server::new(listener, woken, received, Arc::clone(&self.offers), self.exposes);
+            let (offers, holders) = (Arc::clone(&self.offers), Arc::clone(&self.holders));
+            let server = Server::new(listener, woken, received, offers, self.exposes, holders);
             let thread = std::thread::Builder::new().name("gapless-share".to_owned()).spawn(|| server.run());
             Ok((wake, thread.map_err(|source| ShareError::System { what: "the thread of the socket", source })?))
         });

@@ -34,6 +34,7 @@ mod error;
 mod exporter;
 mod folder;
 mod handle;
+mod holders;
 mod importer;
 mod messages;
 mod offers;

@@ -42,6 +42,11 @@ impl<D: Driver> Clone for Offer<D> {
 }
 
 impl<D: Driver> Offer<D> {
+    /// The name of the block.
+    pub fn ticket(&self) -> &Ticket<D> {
+        &self.ticket
+    }
+
     /// Pins the block. `None` once it has been freed, and while it is asleep.
     pub fn pin(&self) -> Option<Pin<D>> {
         self.ticket.pin()

@@ -1,6 +1,7 @@
 //! The thread that answers the processes that open blocks.
 
 use crate::handle::Token;
+use crate::holders::{Holders, Noted};
 use crate::messages::{Answer, ListedChunk, MOST_DESCRIPTORS, MOST_LISTED, Question, Reply, Request, UNASKED};
 use crate::offers::{Offer, Offers};
 use crate::peer::Peer;
@@ -16,7 +17,7 @@ use rustix::net::{SocketFlags, accept_with};
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 /// Most connections, one for each importer that has something open.
@@ -37,6 +38,13 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub enum Order {
     /// To accept connections of this socket instead.
     Listen(OwnedFd),
+    /// To end the connections of a process, as `Exporter::cut_off`.
+    CutOff {
+        /// The process; `None` for all that have no number here.
+        process: Option<NonZeroU32>,
+        /// Is sent to when that is done.
+        done: Sender<()>,
+    },
     /// To end.
     Stop,
 }
@@ -51,6 +59,7 @@ pub struct Server<D: Driver> {
     offers: Arc<Mutex<Offers<D>>>,
     /// Whether those who open a block may keep its memory.
     exposes: bool,
+    holders: Arc<Holders<D>>,
     /// The oldest first.
     connections: Vec<Connection<D>>,
     /// Connections that are too many, the oldest first. Each is answered when it asks: closed before that, it would lose the
@@ -64,6 +73,8 @@ struct Connection<D: Driver> {
     socket: OwnedFd,
     exposes: bool,
     process: Option<NonZeroU32>,
+    /// What it has open, for those who ask.
+    noted: Noted<D>,
     open: HashMap<u64, Open<D>>,
     /// Under which number a block is open.
     numbers: HashMap<Token, u64>,
@@ -90,9 +101,10 @@ impl<D: Driver> Server<D> {
         orders: Receiver<Order>,
         offers: Arc<Mutex<Offers<D>>>,
         exposes: bool,
+        holders: Arc<Holders<D>>,
     ) -> Self {
         let (connections, turned_away) = (Vec::new(), VecDeque::new());
-        Self { listener, woken, orders, offers, exposes, connections, turned_away }
+        Self { listener, woken, orders, offers, exposes, holders, connections, turned_away }
     }
 
     pub fn run(mut self) {
@@ -112,9 +124,6 @@ impl<D: Driver> Server<D> {
                     }
                 }
             };
-            if ready[0] && self.has_order_to_stop() {
-                break;
-            }
             let (ready_connections, ready_to_go) = ready[2..].split_at(self.connections.len());
             let mut ready_to_go = ready_to_go.iter();
             self.turned_away.retain(|socket| {
@@ -133,6 +142,10 @@ impl<D: Driver> Server<D> {
             if ready[1] {
                 self.accept();
             }
+            // At the end: what is watched may change.
+            if ready[0] && self.has_order_to_stop() {
+                break;
+            }
         }
         // What others have open stays theirs: nobody would hear of its end. Some may have ended before.
         for connection in self.connections.into_iter().filter(|connection| !connection.has_ended()) {
@@ -147,10 +160,21 @@ impl<D: Driver> Server<D> {
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Listen(listener) => self.listener = listener,
+                Order::CutOff { process, done } => {
+                    self.cut_off(process);
+                    let _ = done.send(());
+                }
                 Order::Stop => return true,
             }
         }
         false
+    }
+
+    fn cut_off(&mut self, process: Option<NonZeroU32>) {
+        for connection in self.connections.extract_if(.., |connection| connection.process == process) {
+            // It is not asked whether it still uses them.
+            connection.open.values().for_each(|open| open.pin.expose());
+        }
     }
 
     fn accept(&mut self) {
@@ -181,7 +205,7 @@ impl<D: Driver> Server<D> {
                 }
             }
         }
-        self.connections.push(Connection::new(socket, peer.process, self.exposes));
+        self.connections.push(Connection::new(socket, peer.process, self.exposes, self.holders.connect(peer.process)));
     }
 }
 
@@ -198,9 +222,9 @@ fn say_busy(socket: &OwnedFd) {
 struct Closed;
 
 impl<D: Driver> Connection<D> {
-    fn new(socket: OwnedFd, process: Option<NonZeroU32>, exposes: bool) -> Self {
+    fn new(socket: OwnedFd, process: Option<NonZeroU32>, exposes: bool, noted: Noted<D>) -> Self {
         let (open, numbers) = (HashMap::new(), HashMap::new());
-        Self { socket, exposes, process, open, numbers, next: 0, times: 0, veil: Veil::default() }
+        Self { socket, exposes, process, noted, open, numbers, next: 0, times: 0, veil: Veil::default() }
     }
 
     /// Whether the other side has closed it.
@@ -281,6 +305,7 @@ impl<D: Driver> Connection<D> {
                 let number = self.next;
                 self.next += 1;
                 self.numbers.insert(token, number);
+                self.noted.opened(token, offer.ticket().clone());
                 self.open.insert(number, Open { token, pin, chunks, times: 0 });
                 number
             }
@@ -303,6 +328,7 @@ impl<D: Driver> Connection<D> {
             && let Some(open) = self.open.remove(&number)
         {
             self.numbers.remove(&open.token);
+            self.noted.closed(&open.token);
         }
         Reply::Closed
     }

@@ -2,6 +2,7 @@
 
 mod asleep;
 mod figures;
+mod holder;
 mod live;
 mod oom;
 mod shown;
@@ -9,6 +10,7 @@ mod snapshot;
 mod stats;
 
 pub use asleep::Asleep;
+pub use holder::Holder;
 pub use live::LiveAllocation;
 pub use oom::{OutOfMemory, Pinned, StreamUse};
 pub use shown::ShownPeaks;

@@ -1,6 +1,6 @@
 //! The out-of-memory report: the answer to "why is it not using the memory that is free?".
 
-use super::LiveAllocation;
+use super::{Holder, LiveAllocation};
 use crate::driver::MemoryInfo;
 use crate::units::{ByteSize, StreamId};
 use std::fmt;
@@ -73,6 +73,8 @@ pub struct OutOfMemory {
     pub pending_bytes: u64,
     /// Those of `pending_bytes` that others have open: another process, or whoever has pinned them.
     pub open_elsewhere_bytes: u64,
+    /// The processes that have blocks open, as far as whoever sends them there has set it.
+    pub holders: Vec<Holder>,
     /// Bytes of growable ranges, and of dropped ones that could not be unmapped yet.
     pub range_bytes: u64,
     /// Bytes of registered blocks, and of dropped ones that could not be unmapped yet.
@@ -243,6 +245,10 @@ impl OutOfMemory {
                 open => format!(", {} open in another process or pinned", size(open)),
             }
         )?;
+        let holding = Holder::of_freed(&self.holders);
+        if !holding.is_empty() {
+            writeln!(f, "  open       {holding}: freed, and not closed there yet")?;
+        }
         for stream in &self.streams {
             writeln!(
                 f,
@@ -291,6 +297,7 @@ mod tests {
             cached_bytes: 3 * MIB,
             pending_bytes: 0,
             open_elsewhere_bytes: 0,
+            holders: Vec::new(),
             range_bytes: 0,
             registered_bytes: 0,
             asleep_bytes: 0,
@@ -310,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_report_names_what_is_there_and_nothing_else() {
-        let parts: [Part; 11] = [
+        let parts: [Part; 12] = [
             (" 1 MiB were freed and are open in another process, or pinned.", |report| {
                 (report.pinned.by_pending_bytes, report.open_elsewhere_bytes) = (MIB, MIB);
             }),
@@ -326,6 +333,11 @@ mod tests {
             }),
             ("\n  ranges     1 MiB held by growable ranges", |report| report.range_bytes = MIB),
             ("\n  registered 1 MiB held by registered blocks", |report| report.registered_bytes = MIB),
+            ("\n  open       1 MiB in process 7: freed, and not closed there yet", |report| {
+                let mut holder = Holder::new(Some(7));
+                holder.add(MIB, true);
+                report.holders.push(holder);
+            }),
             ("\n  driver     the answer", |report| report.driver_error = Some("the answer".to_owned())),
             ("\n  largest live allocations:\n         5 MiB at", |report| {
                 let (addr, stream) = (DeviceAddr(2 * MIB), StreamId::DEFAULT);
@@ -347,6 +359,7 @@ mod tests {
             "asleep",
             "ranges",
             "registered",
+            "process",
             "driver",
             "largest",
         ] {

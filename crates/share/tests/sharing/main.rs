@@ -1,6 +1,7 @@
 //! An exporter and an importer in one process, on drivers of their own.
 
 mod exposed;
+mod holders;
 mod keep_closed;
 
 use gapless::allocator::{Backup, FreeError};

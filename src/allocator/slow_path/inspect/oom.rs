@@ -43,6 +43,7 @@ impl OutOfMemory {
             cached_bytes: 0,
             pending_bytes: 0,
             open_elsewhere_bytes: 0,
+            holders: Vec::new(),
             range_bytes: holdings.range_bytes,
             registered_bytes: holdings.registered_bytes,
             asleep_bytes: holdings.asleep_bytes,
