@@ -334,6 +334,7 @@ def advise(
     gpu: Optional[str] = None,
     settings: Sequence[str] = (),
     snapshot_device: Optional[int] = None,
+    strip_paths: bool = False,
     html: Optional[_Path] = None,
 ) -> Advice: ...
 
@@ -346,6 +347,7 @@ def advise(
     gpu: Optional[str] = None,
     settings: Sequence[str] = (),
     snapshot_device: Optional[int] = None,
+    strip_paths: bool = False,
     html: Optional[_Path] = None,
 ) -> JobAdvice: ...
 
@@ -357,6 +359,7 @@ def advise(
     against: _Path,
     tolerance: Optional[float] = None,
     snapshot_device: Optional[int] = None,
+    strip_paths: bool = False,
 ) -> Comparison: ...
 
 
@@ -367,6 +370,7 @@ def advise(
     gpu: Optional[str] = None,
     settings: Sequence[str] = (),
     snapshot_device: Optional[int] = None,
+    strip_paths: bool = False,
     html: Optional[_Path] = None,
     against: Optional[_Path] = None,
     tolerance: Optional[float] = None,
@@ -388,6 +392,8 @@ def advise(
     for name, value in given.items():
         if value is not None:
             arguments.append(f"--{name}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
+    if strip_paths:
+        arguments.append("--strip-paths")
     for setting in settings:
         arguments += ["--setting", setting]
     if against is not None:

@@ -141,6 +141,42 @@ fn rows_that_were_not_replayed_are_empty() {
     assert!(page.contains("Not replayed:") && rows.last().unwrap()[1] == "survives", "{rows:?}");
 }
 
+/// Folders of the program's source files are on no page that was made without them.
+#[test]
+fn a_page_may_be_without_paths() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recording, path) = (folder.path().join("one.pickle"), folder.path().join("page.html"));
+    let frame = |name, file| Dict(vec![("name", Text(name)), ("filename", Text(file)), ("line", Int(7))]);
+    let frames = vec![
+        frame("linear", "/home/me/venv/site-packages/torch/nn/functional.py"),
+        frame("step", "/home/me/secret/train.py"),
+    ];
+    let event = Dict(vec![
+        ("action", Text("alloc")),
+        ("addr", Int(1 << 21)),
+        ("size", Int(1 << 21)),
+        ("stream", Int(0)),
+        ("frames", List(frames)),
+    ]);
+    let snapshot = Dict(vec![("segments", List(vec![])), ("device_traces", List(vec![List(vec![event])]))]);
+    std::fs::write(&recording, pickle::dump(&snapshot)).unwrap();
+    let [recording, out] = [&recording, &path].map(|path| path.to_str().unwrap());
+    let note = "note: the page has the folders of the program's source files";
+    for (option, shows) in [(None, true), (Some("--strip-paths"), false)] {
+        let mut arguments = vec!["advise", "--device", "64MiB", recording, "--html", out];
+        arguments.extend(option);
+        let output = gapless(&arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(stderr(&output).contains(note), shows, "{}", stderr(&output));
+        let page = std::fs::read_to_string(&path).unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(page.contains("train.py:7") && text.contains("train.py:7"), "{text}");
+        assert_eq!((page.contains("secret"), text.contains("secret")), (shows, shows));
+        let json = gapless(&[&["advise", "--json", "--device", "64MiB", recording][..], option.as_slice()].concat());
+        assert_eq!(String::from_utf8(json.stdout).unwrap().contains("secret"), shows);
+    }
+}
+
 /// The page takes the place of the text.
 #[test]
 fn a_page_may_go_to_standard_output() {

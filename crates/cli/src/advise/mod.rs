@@ -72,6 +72,10 @@ pub(super) struct AdviseArguments {
     /// Of a snapshot with several devices, this one, counted from 0 [default: the one that ran out of memory]
     #[arg(long, value_name = "N")]
     snapshot_device: Option<usize>,
+
+    /// Of the source files of the program, show names alone: without it, what --html and --json write has their folders, too
+    #[arg(long, conflicts_with = "merge")]
+    strip_paths: bool,
 }
 
 /// Advises on the file, on several together, or on what has changed since another one.
@@ -152,6 +156,9 @@ fn on_one(arguments: &AdviseArguments, path: &Path) -> Result<Outcome, Failure> 
     }
     if let (Some(out), Some(page)) = (&arguments.html, page) {
         out.write(&page)?;
+        if trace.has_paths() {
+            eprintln!("note: the page has the folders of the program's source files: --strip-paths leaves them out");
+        }
     }
     Ok(outcome)
 }
@@ -209,6 +216,7 @@ fn one(arguments: &AdviseArguments, path: &Path, work: &Work<'_>) -> Result<(Tra
         eprintln!("warning: {name}: {warning}");
     }
     let chosen = arguments.device.map(|ByteSize(bytes)| bytes).or_else(|| arguments.gpu.map(|gpu| gpu.usable_bytes()));
+    let trace = if arguments.strip_paths { trace.strip_paths() } else { trace };
     let device = device_for(&trace, chosen).map_err(Stop::BadFile)?;
     let settings = settings(arguments, &trace, &device);
     let stop = |error| match error {

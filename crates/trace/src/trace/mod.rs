@@ -10,6 +10,7 @@
 //! Threads: any, since a trace is immutable. Memory: 16 bytes per op.
 
 mod load;
+mod paths;
 
 use crate::awake::Awake;
 use crate::error::ReadErrorKind;
