@@ -6,7 +6,15 @@ use crate::{files, process, python};
 use std::env::consts::ARCH;
 use std::path::Path;
 
-/// Downloads a package's wheel and unpacks some of its files into `folder`, unless files of each beginning are there.
+/// What wheels of a release are compiled against: a requirement with hashes a line.
+const RECORDED: &str = include_str!("wheels.txt");
+
+/// The requirement of a package such as `torch==2.15.0`, with the hashes of its wheels if they are recorded.
+pub fn requirement(package: &str) -> &str {
+    RECORDED.lines().find(|line| line.split(' ').next() == Some(package)).unwrap_or(package)
+}
+
+/// Downloads a package's wheel, one with its recorded hash if there is one, and unpacks some of its files into `folder`, unless files of each beginning are there.
 pub fn unpacked(workspace: &Workspace, package: &str, folder: &Path, beginnings: &[&str]) -> Result<(), Failure> {
     if folder.exists() {
         let found = files::below(folder)?;
@@ -23,7 +31,10 @@ pub fn unpacked(workspace: &Workspace, package: &str, folder: &Path, beginnings:
     // Headers do not depend on the version of Python, but not every release has wheels for every one.
     pip.args(["--python-version", "3.11"]);
     pip.args(["manylinux_2_28", "manylinux2014"].map(|system| format!("--platform={system}_{ARCH}")));
-    process::run(pip.arg("--dest").arg(downloads.path()).arg(package))?;
+    // A hash has no place on the command line.
+    let requirements = downloads.path().join("requirements.txt");
+    files::write(&requirements, requirement(package))?;
+    process::run(pip.arg("--dest").arg(downloads.path()).arg("--requirement").arg(&requirements))?;
     let wheel = files::with_ending(downloads.path(), "whl")?;
     let wheel = wheel.first().ok_or_else(|| Failure::new(format!("PyPI has no wheel of {package}")))?;
     // Beside its place at first: what is interrupted is begun anew.

@@ -52,6 +52,24 @@ fn releases_are_built_from_the_lock_file() {
     }
 }
 
+/// What a release is built and checked with comes from PyPI by hash; what was built is tried in an environment of its own.
+#[test]
+fn tools_of_a_release_are_named_by_their_hashes() {
+    let (_, text) = workflows().into_iter().find(|(path, _)| path.ends_with("wheels.yml")).expect("the release");
+    let installs: Vec<&str> = text.lines().filter(|line| line.contains("pip install")).map(str::trim).collect();
+    assert!(installs.len() >= 4, "{installs:?}");
+    for install in installs {
+        let by_hash = install.ends_with("pip install --require-hashes -r python/release-requirements.txt");
+        assert!(by_hash || install.starts_with("clean/bin/pip install dist/"), "{install}");
+    }
+    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/release-requirements.txt");
+    let requirements = std::fs::read_to_string(requirements).expect("text");
+    let named = requirements.lines().filter(|line| line.contains("==")).count();
+    // Some of PyPI's packages have wheels alone, most have a source distribution, too.
+    let hashes = requirements.lines().filter(|line| line.trim_start().starts_with("--hash=sha256:")).count();
+    assert!(named > 20 && hashes >= named, "{named} packages, {hashes} hashes");
+}
+
 /// The fuzz targets have a workspace and a lock file of their own.
 #[test]
 fn dependencies_of_fuzz_targets_are_checked_too() {

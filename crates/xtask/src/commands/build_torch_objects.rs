@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub const VERSIONS: [&str; 8] = ["2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"];
 
 /// Of CUDA, the interface needs types only, which have not changed between these minors.
-const CUDA: [&str; 2] = ["nvidia-cuda-runtime==13.2.*", "nvidia-cuda-crt==13.2.*"];
+const CUDA: [&str; 2] = ["nvidia-cuda-runtime==13.2.86", "nvidia-cuda-crt==13.2.86"];
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Downloads 0.5 to 1 GB for each version once, and keeps 100 MB of it in the target folder.")]
@@ -101,8 +101,19 @@ fn cuda_headers(workspace: &Workspace) -> Result<PathBuf, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wheels::requirement;
     use std::fs::File;
     use std::time::{Duration, SystemTime};
+
+    /// Those of x86-64 and of aarch64.
+    #[test]
+    fn what_a_release_is_compiled_against_has_recorded_hashes() {
+        let torch = VERSIONS.map(|version| format!("torch=={version}"));
+        for package in torch.iter().map(String::as_str).chain(CUDA) {
+            assert_eq!(requirement(package).matches(" --hash=sha256:").count(), 2, "{package}");
+        }
+        assert_eq!(requirement("torch==2.15"), "torch==2.15");
+    }
 
     #[test]
     fn objects_that_are_missing_or_older_than_a_source_lack() {
