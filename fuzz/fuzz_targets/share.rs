@@ -11,9 +11,20 @@ use std::sync::LazyLock;
 #[path = "../../crates/share/tests/fuzzed/mod.rs"]
 mod fuzzed;
 
+/// A folder of this process.
+fn place() -> PathBuf {
+    std::env::temp_dir().join(format!("gapless-fuzz-{}", std::process::id()))
+}
+
+extern "C" fn remove() {
+    let _ = std::fs::remove_dir_all(place());
+}
+
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = std::env::temp_dir().join(format!("gapless-fuzz-{}", std::process::id()));
+    let folder = place();
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).expect("a folder");
+    // SAFETY: what is called needs nothing that may have ended by then.
+    assert_eq!(unsafe { libc::atexit(remove) }, 0);
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var(gapless_share::FOLDER, &folder) };
     folder

@@ -188,7 +188,8 @@ def backend_of_the_environment(mode):
 
 def backups_on_disk(mode):
     """Files hold the bytes, in a folder that the program names, and do not grow over cycles."""
-    folder = tempfile.mkdtemp()
+    place = tempfile.TemporaryDirectory()
+    folder = place.name
     saver.set_disk_backup_dir(folder)
     with saver.region(enable_disk_backup=True):
         kept, of_kept = filled(20 * MIB, 10)

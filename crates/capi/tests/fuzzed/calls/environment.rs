@@ -75,8 +75,7 @@ impl Environment {
         let plan_faults = symbol(c"gapless_sim_plan_faults");
         // SAFETY: as above.
         let plan_faults = plan_faults.map(|at| unsafe { std::mem::transmute::<*mut c_void, PlanFaults>(at) });
-        let folder = std::env::temp_dir().join(format!("gapless-calls-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        let folder = folder();
         std::fs::write(folder.join("trace"), "a 1 4096 0\nm step\na 2 9999999 1\nf 1\n").expect("a temporary file");
         if usage.is_none() {
             // Keeps the GPU's context alive from one input to the next.
@@ -124,6 +123,20 @@ impl Environment {
         // Before its first use the simulated driver answers that it is not initialised.
         Some(if code == 0 { counts } else { [0; 4] })
     }
+}
+
+/// A folder of this process, which is removed at its end.
+fn folder() -> PathBuf {
+    fn place() -> PathBuf {
+        std::env::temp_dir().join(format!("gapless-calls-{}", std::process::id()))
+    }
+    extern "C" fn remove() {
+        let _ = std::fs::remove_dir_all(place());
+    }
+    std::fs::create_dir_all(place()).expect("a temporary folder");
+    // SAFETY: what is called needs nothing that may have ended by then.
+    assert_eq!(unsafe { libc::atexit(remove) }, 0);
+    place()
 }
 
 fn symbol(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
