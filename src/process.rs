@@ -1,5 +1,5 @@
-//! Which process this is. Its number does not tell: the first process of a namespace is number 1, and so is the one that it forks into
-//! another namespace.
+//! Which process this is. Its number does not tell: the first process of a namespace is number 1, and so is the one that it forks
+//! into another namespace.
 //!
 //! A page that the system clears in a forked process holds a mark. Where it is cleared, the next one is written, which is not that
 //! of any process that this one comes from.

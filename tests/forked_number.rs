@@ -1,5 +1,5 @@
-//! A process that was forked is told from the one that built an allocator also where both have the same number. This test has its own
-//! file, so that no other test runs in the process while it forks.
+//! A process that was forked is told from the one that built an allocator also where both have the same number. This test has its
+//! own file, so that no other test runs in the process while it forks.
 
 use gapless::allocator::AllocError;
 use gapless::driver::{ModelConfig, ModelDriver};
