@@ -14,7 +14,8 @@ pub fn requirement(package: &str) -> &str {
     RECORDED.lines().find(|line| line.split(' ').next() == Some(package)).unwrap_or(package)
 }
 
-/// Downloads a package's wheel, one with its recorded hash if there is one, and unpacks some of its files into `folder`, unless files of each beginning are there.
+/// Downloads a package's wheel, one with its recorded hash if there is one, and unpacks some of its files into `folder`, unless
+/// files of each beginning are there.
 pub fn unpacked(workspace: &Workspace, package: &str, folder: &Path, beginnings: &[&str]) -> Result<(), Failure> {
     if folder.exists() {
         let found = files::below(folder)?;
