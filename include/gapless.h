@@ -790,9 +790,9 @@ gapless_status gapless_device_holders_json(int32_t device,
                                            size_t *needed);
 
 // Cuts off the process of a number, one that hangs for example: what it has imported from a device is not held for it any more. It
-// is not asked, and may go on to use the memory, so that nobody else gets that: once it is freed here it goes back to the
-// driver, and the device has it again when that process has ended. 0 cuts off all that have no number here, since they are of
-// other namespaces.
+// is not asked, and may go on to use the memory, so that nobody else gets the chunks that an allocation has for itself: once that
+// is freed here they go back to the driver, and the device has them again when that process has ended. Chunks in which other
+// allocations lie are used on. 0 cuts off all that have no number here, since they are of other namespaces.
 gapless_status gapless_device_cut_off(int32_t device,
                                       uint32_t process);
 

@@ -58,8 +58,9 @@ def holders(device: int = 0) -> list[dict[str, Any]]:
 def cut_off(process: Optional[int], device: int = 0) -> None:
     """Holds nothing for a receiving process any more, one that hangs for example.
 
-    It is not asked, and may go on to use the memory, so that nobody else gets that: once it is freed here it goes back to the
-    driver, and the device has it again when that process has ended. None cuts off all processes of other namespaces.
+    It is not asked, and may go on to use the memory, so that nobody else gets the chunks that a tensor's block has for itself:
+    once that is freed here they go back to the driver, and the device has them again when that process has ended. Chunks in which
+    other blocks lie are used on. None cuts off all processes of other namespaces.
     """
     if process is not None and not 0 < process < 2**32:
         raise ValueError(f"no process has the number {process}")

@@ -108,9 +108,9 @@ pub unsafe extern "C" fn gapless_device_holders_json(
 }
 
 /// Cuts off the process of a number, one that hangs for example: what it has imported from a device is not held for it any more. It
-/// is not asked, and may go on to use the memory, so that nobody else gets that: once it is freed here it goes back to the
-/// driver, and the device has it again when that process has ended. 0 cuts off all that have no number here, since they are of
-/// other namespaces.
+/// is not asked, and may go on to use the memory, so that nobody else gets the chunks that an allocation has for itself: once that
+/// is freed here they go back to the driver, and the device has them again when that process has ended. Chunks in which other
+/// allocations lie are used on. 0 cuts off all that have no number here, since they are of other namespaces.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_device_cut_off(device: i32, process: u32) -> gapless_status {
     guard(|| {

@@ -114,8 +114,8 @@ impl<D: DeviceDriver> Device<D> {
         self.sharing.holders()
     }
 
-    /// Cuts a process off that has imported allocations, as [`gapless_share::Exporter::cut_off`]: what is freed is not held for
-    /// it, nor used by anybody else, and the device has it again when that process has ended.
+    /// Cuts a process off that has imported allocations: what is freed is not held for it any more, see
+    /// [`gapless_share::Exporter::cut_off`].
     pub fn cut_off(&self, process: Option<u32>) {
         self.sharing.cut_off(process);
     }

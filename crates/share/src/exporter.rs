@@ -148,8 +148,9 @@ impl<D: Driver + 'static> Exporter<D> {
     }
 
     /// Cuts a process off, one that hangs for example: what it has open is not held for it any more. It is not asked, and may
-    /// go on to use the memory, so that nobody else gets that: what it had open is [exposed](gapless::allocator::Pin::expose),
-    /// as with [`exposing`](Self::exposing). The device has it again when that process has closed it or ended.
+    /// go on to use the memory, so that what it had open is [exposed](gapless::allocator::Pin::expose), as with
+    /// [`exposing`](Self::exposing): nobody else gets the chunks that a block has for itself, and the device has them again when
+    /// that process has closed them or ended. Chunks in which other blocks lie are used on.
     ///
     /// `None` cuts off all that have no number here, since they are of other namespaces. What a process opens later is another
     /// connection. Waits for the thread that answers, which may be in a call to the driver.
