@@ -62,5 +62,6 @@ stats = torch.cuda.memory_stats()
 on_gapless = sys.modules.get("gapless.torch")
 served_by = (on_gapless and on_gapless.backend()) or torch.cuda.get_allocator_backend()
 counted = {"served_by": served_by, "peak": stats["requested_bytes.all.peak"], "allocs": stats["allocation.all.allocated"]}
-print(json.dumps(counted))
+# In one piece: torchrun's processes write to one pipe, without a buffer.
+sys.stdout.write(json.dumps(counted) + "\n")
 end(0)
