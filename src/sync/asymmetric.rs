@@ -19,9 +19,12 @@
 //! - I1  at most one thread is between `lock` and `unlock`.
 //! - I2  no thread sleeps while the lock is free and nobody is about to wake it.
 //!
-//! Threads: any. The lock is fair to nobody: a thread that waits takes part in every race for it. One that takes it again and
-//! again for pieces of its work gives it back with `unlock_fair`, which lets another take it first.
+//! Threads: any. The lock is fair to nobody: a thread that waits takes part in every race for it, and in few of them: between two
+//! of its looks, the one that has the lock can take it again many times, with all that it protects in the caches of its core.
+//! One that takes it again and again for pieces of its work gives it back with `unlock_fair`, which lets another take it first,
+//! and calls those that wait to look now.
 
+use super::CachePadded;
 #[cfg(not(loom))]
 use real::{Ordering, Waiters, heavy_barrier, light_barrier};
 
@@ -42,11 +45,19 @@ pub struct RawAsymmetricMutex {
     waiters: Waiters,
 }
 
-/// Times that a thread looks at a lock before it sleeps.
+/// Pauses of the processor before the first look of a thread that waits. Between two looks there are twice as many each time.
+const FIRST_PAUSES: u32 = 4;
+/// Most pauses between two looks, about a microsecond.
+const MOST_PAUSES: u32 = 64;
+/// Pauses after which a thread sleeps.
 #[cfg(not(loom))]
-const LOOKS: u32 = 60;
+const PAUSES: u32 = 640;
 #[cfg(loom)]
-const LOOKS: u32 = 0;
+const PAUSES: u32 = 0;
+
+/// Changes when a lock is given back so that another thread takes it, whichever lock that is: those who wait look at theirs.
+/// A hint, apart from all locks, so that watching it disturbs nobody.
+static OFFERS: CachePadded<std::sync::atomic::AtomicU32> = CachePadded::new(std::sync::atomic::AtomicU32::new(0));
 
 impl RawAsymmetricMutex {
     /// Takes the lock if it is free.
@@ -85,11 +96,12 @@ impl RawAsymmetricMutex {
 
     #[cold]
     fn let_others_in(&self) {
-        for looks in 0..LOOKS {
+        OFFERS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        for _ in 0..PAUSES {
             if self.is_locked() || self.wanted.load(Ordering::Relaxed) == 0 {
                 return;
             }
-            pause(looks);
+            std::hint::spin_loop();
         }
     }
 
@@ -99,10 +111,16 @@ impl RawAsymmetricMutex {
 
     /// Looks for a while. Returns whether the lock was taken.
     fn look(&self) -> bool {
-        (0..LOOKS).any(|looks| {
-            pause(looks);
-            !self.is_locked() && self.try_lock()
-        })
+        let (mut next, mut left) = (FIRST_PAUSES, PAUSES);
+        while left > 0 {
+            pause(next);
+            if !self.is_locked() && self.try_lock() {
+                return true;
+            }
+            left = left.saturating_sub(next);
+            next = (2 * next).min(MOST_PAUSES);
+        }
+        false
     }
 
     #[cold]
@@ -130,10 +148,15 @@ impl RawAsymmetricMutex {
     }
 }
 
-/// Lets some time pass, more at later looks.
-fn pause(looks: u32) {
-    for _ in 0..1 << (looks / 10) {
+/// Lets some time pass, less if a lock is offered meanwhile.
+fn pause(times: u32) {
+    let offers = || OFFERS.load(std::sync::atomic::Ordering::Relaxed);
+    let before = offers();
+    for _ in 0..times {
         std::hint::spin_loop();
+        if offers() != before {
+            return;
+        }
     }
 }
 
