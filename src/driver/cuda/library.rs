@@ -170,6 +170,8 @@ impl Library {
         }
         let missing = |_| LoadError::MissingSymbol { name: "(unknown)", library: file.clone() };
         let again = dlopen(name).map_err(missing)?;
+        // `cuInit` starts threads, which run on where it, or what follows, has failed.
+        std::mem::forget(dlopen(name).map_err(missing)?);
         // SAFETY: this is the function's type in cuda.h from 10.1 to 11.2, which drivers keep for programs of that time.
         let first_capture_info = unsafe { handle.get::<FirstCaptureInfo>(b"cuStreamGetCaptureInfo\0") };
         let first_capture_info = first_capture_info.ok().map(|function| *function);

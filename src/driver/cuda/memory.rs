@@ -133,17 +133,12 @@ impl Vmm<'_> {
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// Makes a call that needs no context: chunks, mappings and reservations survive a reset of the primary one, and are given back
-    /// after it as well.
+    /// Makes a call that needs no context, whether or not it can be entered: chunks, mappings and reservations survive a reset of
+    /// the primary one, and are given back after it as well.
     fn give_back(&self, call: DriverCall, function: impl FnOnce() -> CUresult) -> DriverResult<()> {
-        match self.context.enter_outside_capture(call) {
-            Err(error) if error.kind == DriverErrorKind::DeviceLost => {
-                let _relaxed = Relaxed::new(self.library);
-                self.library.check(call, call.name(), function())
-            }
-            Err(error) => Err(error),
-            Ok(_guards) => self.library.check(call, call.name(), function()),
-        }
+        let entered = self.context.enter_outside_capture(call);
+        let _relaxed = entered.is_err().then(|| Relaxed::new(self.library));
+        self.library.check(call, call.name(), function())
     }
 
     fn call(&self, call: DriverCall, function: impl FnOnce() -> CUresult) -> DriverResult<()> {
