@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from html import escape
 from typing import Any, Iterable, Optional, Sequence, TypeVar, Union, overload
 
-from . import __main__
+from . import _program
 from ._frames import _size
 
 _Path = Union[str, "os.PathLike[str]"]
@@ -443,7 +443,7 @@ def _run(arguments: list[str], given: Optional[str] = None) -> tuple[list[dict[s
 
 def _objects(arguments: list[str], given: Optional[str] = None) -> list[dict[str, Any]]:
     """Runs ``gapless advise``; returns all objects that it prints."""
-    command = [os.fspath(__main__.program()), "advise", "--json", *arguments]
+    command = [os.fspath(_program.program()), "advise", "--json", *arguments]
     try:
         done = subprocess.run(command, input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
     except OSError as error:

@@ -16,7 +16,7 @@ import warnings
 from types import ModuleType
 from typing import Any, Optional
 
-from . import Recording, __main__, _run
+from . import Recording, _program, _run
 from ._fake.trace import check_writable
 
 # The policies of the last sentence, in its words.
@@ -202,7 +202,7 @@ def _explain(error: BaseException, steps: int) -> int:
 
 def _command(recording: str) -> list[str]:
     settings = [word for setting in _POLICIES for word in ("--setting", setting)]
-    return [os.fspath(__main__.program()), "advise", recording, "--json", *settings]
+    return [os.fspath(_program.program()), "advise", recording, "--json", *settings]
 
 
 def _named(options: argparse.Namespace) -> list[str]:

@@ -232,8 +232,8 @@ def test_the_command_line(python, tmp_path):
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho called with $0 \"$@\"\n")
     program.chmod(0o755)
-    status, out, _ = python("-m", "gapless", "replay", "a b", GAPLESS_COMMAND=str(program))
-    assert status == 0 and out.endswith("replay a b\n")
+    status, out, errors = python("-m", "gapless", "replay", "a b", GAPLESS_COMMAND=str(program))
+    assert (status, errors) == (0, "") and out.endswith("replay a b\n")
 
 
 def test_the_version_is_that_of_the_library(python):

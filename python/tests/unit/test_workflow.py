@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import gapless.__main__
+import gapless._program
 import pytest
 
 DOCS = Path(__file__).parents[3] / "docs/using/advise.md"
@@ -39,7 +39,7 @@ def runner(tmp_path):
     """Runs the workflow for two versions of a script; returns the exit code of each step, up to the first that fails."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "gapless").symlink_to(shutil.which(os.fspath(gapless.__main__.program())))
+    (programs / "gapless").symlink_to(shutil.which(os.fspath(gapless._program.program())))
     (programs / "python").write_text(RECORDER)
     (programs / "python").chmod(0o755)
     summary = tmp_path / "summary.md"
