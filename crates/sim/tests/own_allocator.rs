@@ -8,8 +8,8 @@ use world::{Ended, World, beside};
 
 /// The example ends with status 1 where it is told of an error, and leaves its memory to the end of the process.
 ///
-/// Left out is `cuThreadExchangeStreamCaptureMode`, of which there are hundreds of calls. Where the context of a device cannot be
-/// made current, nothing can be given back: `cuCtxGetCurrent` and `cuCtxSetCurrent` are looked at for crashes only.
+/// Left out is `cuThreadExchangeStreamCaptureMode`, of which there are hundreds of calls; of those that make a context current,
+/// every tenth is looked at.
 #[test]
 fn no_call_that_fails_crashes_gapless_or_leaves_memory() {
     let Some(library) = beside("libgapless_capi.so") else {
@@ -32,7 +32,7 @@ fn no_call_that_fails_crashes_gapless_or_leaves_memory() {
     let ended = sweep(&["--only", MEMORY]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let ended = sweep(&["--every", "10", "--only", "cuCtxGetCurrent,cuCtxSetCurrent"]);
-    assert!(ended.stdout.contains(": 0 crashed, 0 ran into the time limit"), "{ended:?}");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
 /// What the example calls, but for contexts and modes.
