@@ -50,8 +50,10 @@ pub fn rows(table: &mut Table) {
     }
 }
 
-/// The rows of sleeps.
+/// The rows of sleeps, and of nothing for as long: what the machine itself adds.
 pub fn sleep_rows(table: &mut Table) {
+    let nothing = |_: &Setting| std::thread::sleep(Duration::from_millis(3));
+    beside_each(table, "nothing", 1_000, |chunks| Setting::new(2 * chunks), nothing, None);
     beside_sleeps(table, "other stream", 1_000, others_sleep);
     beside_sleeps(table, "same stream", 1_000, own_sleeps);
     beside_sleeps(table, "its page too", 1_000, all_sleeps);
@@ -177,24 +179,40 @@ fn all_sleeps(chunks: u64) -> Setting {
 
 /// Pairs beside sleeps of `n` pages.
 fn beside_sleeps(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Setting) {
-    let (rounds, tries) = SLEEPS;
     let sleep = |setting: &Setting| {
         let slept = setting.allocator.sleep(Backup::Pinned).expect("it sleeps");
         assert!(slept.asleep_bytes >= n * PAGE, "{slept:?}");
     };
-    let (latencies, counted) = rounds_beside(n, setting, sleep, rounds, tries);
-    if latencies.is_empty() {
-        println!("cached pair beside sleeps, {what}, n = {n}: every round was disturbed");
+    beside_each(table, &format!("a sleep, {what}"), n, setting, sleep, SLEEP_TARGET);
+}
+
+/// Pairs beside `work`, of which a hundred rounds count: the slowest pair of all, and the slowest of a round in the median.
+fn beside_each(
+    table: &mut Table,
+    what: &str,
+    n: u64,
+    setting: impl Fn(u64) -> Setting,
+    work: impl Fn(&Setting) + Sync,
+    target: Option<Cost>,
+) {
+    let (rounds, tries) = SLEEPS;
+    let of_rounds = rounds_beside(n, setting, work, rounds, tries);
+    if of_rounds.is_empty() {
+        println!("cached pair beside {what}, n = {n}: every round was disturbed");
         return;
     }
-    let what = format!("cached pair beside {counted} sleeps, {what}");
+    let mut slowest: Vec<Duration> = of_rounds.iter().filter_map(|round| round.iter().max().copied()).collect();
+    slowest.sort_unstable();
+    let latencies = sorted(of_rounds);
+    let what = format!("cached pair beside {what}");
     table.row(&format!("{what}: median"), n, part_of(&latencies, 0.5), None);
-    table.row(&format!("{what}: slowest"), n, part_of(&latencies, 1.0), SLEEP_TARGET);
+    table.row(&format!("{what}: slowest of each, median"), n, part_of(&slowest, 0.5), None);
+    table.row(&format!("{what}: slowest of {}", slowest.len()), n, part_of(&slowest, 1.0), target);
 }
 
 /// Pairs beside `work`, each time in a setting of its own.
 fn beside(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Setting, work: impl Fn(&Setting) + Sync) {
-    let (latencies, _) = rounds_beside(n, setting, work, ROUNDS, TRIES);
+    let latencies = sorted(rounds_beside(n, setting, work, ROUNDS, TRIES));
     if latencies.is_empty() {
         println!("cached pair beside {what}, n = {n}: every round was disturbed");
         return;
@@ -206,27 +224,23 @@ fn beside(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Settin
     table.row(&format!("cached pair beside {what}: slowest"), n, part(1.0), None);
 }
 
-/// How late each pair was done, in ascending order, in as many rounds as were not disturbed, and how many those are.
+/// How late each pair was done, in as many rounds as were not disturbed.
 fn rounds_beside(
     n: u64,
     setting: impl Fn(u64) -> Setting,
     work: impl Fn(&Setting) + Sync,
     rounds: usize,
     tries: usize,
-) -> (Vec<Duration>, usize) {
-    let (mut latencies, mut counted): (Vec<Duration>, usize) = (Vec::new(), 0);
-    for _ in 0..tries {
-        let (of_round, undisturbed) = round(&setting(n), &work);
-        if undisturbed {
-            latencies.extend(of_round);
-            counted += 1;
-        }
-        if counted == rounds {
-            break;
-        }
-    }
+) -> Vec<Vec<Duration>> {
+    let undisturbed = (0..tries).filter_map(|_| round(&setting(n), &work));
+    undisturbed.take(rounds).collect()
+}
+
+/// All of them, in ascending order.
+fn sorted(of_rounds: Vec<Vec<Duration>>) -> Vec<Duration> {
+    let mut latencies = of_rounds.concat();
     latencies.sort_unstable();
-    (latencies, counted)
+    latencies
 }
 
 /// The latency that so many of them do not exceed.
@@ -234,8 +248,8 @@ fn part_of(latencies: &[Duration], part: f64) -> Cost {
     Cost::per(latencies[((latencies.len() - 1) as f64 * part) as usize], 1)
 }
 
-/// How late each pair is done, and whether both threads kept their processors.
-fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> (Vec<Duration>, bool) {
+/// How late each pair is done; `None` where one of the threads lost its processor.
+fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> Option<Vec<Duration>> {
     let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
@@ -250,7 +264,7 @@ fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> (Vec<Duration>, b
         let before = preemptions();
         let latencies = pairs(setting, &begun, &done);
         let undisturbed = preemptions() == before;
-        (latencies, worker.join().expect("it does not panic") && undisturbed)
+        (worker.join().expect("it does not panic") && undisturbed).then_some(latencies)
     })
 }
 

@@ -161,6 +161,17 @@ fn a_sleep_and_a_wake_lock_no_stream_for_long() {
     });
 }
 
+/// Of chunks with few blocks, several are marked at once, and few enough.
+#[test]
+fn a_sleep_marks_few_blocks_at_once() {
+    let full = between_live(1_000);
+    let longest = longest_hold_of(|| {
+        full.allocator.sleep(Backup::Discard).unwrap();
+    });
+    assert!(longest > 0 && longest <= 100, "{longest} steps at once");
+    full.allocator.check();
+}
+
 /// Reads statistics at every call that maps, in the midst of a growth: on its very thread, which would wait for itself.
 #[test]
 fn statistics_wait_for_no_growth() {

@@ -7,7 +7,7 @@ use super::extras::{BlockAt, Extras};
 use super::pending::Pending;
 use super::state::StreamState;
 use crate::stream::{Fence, StreamIndex};
-use std::collections::hash_map::Entry;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 impl StreamState {

@@ -11,7 +11,7 @@ use crate::heap::{Block, BlockState, GRANULE};
 use crate::stream::{Reach, StreamClock, StreamIndex, StreamSet};
 use crate::sync::{Arc, AtomicBool, AtomicU64, CachePadded, HotMutex, HotMutexGuard, Ordering};
 use crate::units::{DeviceAddr, StreamId};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice;
 
@@ -64,7 +64,7 @@ pub struct StreamState {
     /// Blocks that wait for other streams.
     pub pending: PendingBlocks,
     /// Extras of the blocks that their heaps mark as shared: live ones, and pinned ones that were freed.
-    pub extras: HashMap<BlockAt, Extras>,
+    pub extras: BTreeMap<BlockAt, Extras>,
     /// Claimed bytes of exposed blocks that were freed, whose memory has to go back to the driver.
     pub exposed: Vec<Exposed>,
     /// Bytes of the blocks that were freed and that a pin holds.
@@ -261,7 +261,7 @@ impl Stream {
                 awaited_bytes: 0,
                 fenced_bytes: 0,
                 pending: PendingBlocks::default(),
-                extras: HashMap::new(),
+                extras: BTreeMap::new(),
                 exposed: Vec::new(),
                 open_elsewhere_bytes: 0,
                 next_ticket: 0,

@@ -46,9 +46,9 @@ pub struct Marked {
 }
 
 /// Most chunks whose blocks are marked while their stream's state is locked,
-const MOST_CHUNKS: usize = 32;
+const MOST_CHUNKS: usize = 4;
 /// unless there are so many blocks in fewer of them.
-const MANY_BLOCKS: usize = 64;
+const MANY_BLOCKS: usize = 16;
 
 /// Why a chunk stays awake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

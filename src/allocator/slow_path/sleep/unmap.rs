@@ -127,12 +127,13 @@ impl<D: Driver> SlowPath<'_, D> {
     fn claim_rest(&self, run: &Run) -> bool {
         let owner = run.owner;
         let bytes = run.pages.bytes(self.page_bytes());
-        let mut state = self.shared.streams.get(owner.stream).lock();
-        claim_free(&mut state, owner, &bytes);
-        let Some(region) = state.regions.get(owner.region) else { return false };
-        let live = blocks_in(region, &bytes, BlockState::Live);
-        blocks_in(region, &bytes, BlockState::Pending).is_empty()
-            && live.iter().all(|block| state.is_asleep((owner.region, block.offset)))
+        self.shared.streams.get(owner.stream).piece(|state| {
+            claim_free(state, owner, &bytes);
+            let Some(region) = state.regions.get(owner.region) else { return false };
+            let live = blocks_in(region, &bytes, BlockState::Live);
+            blocks_in(region, &bytes, BlockState::Pending).is_empty()
+                && live.iter().all(|block| state.is_asleep((owner.region, block.offset)))
+        })
     }
 
     /// Removes all views of a chunk, the active one last.
@@ -282,7 +283,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// Calls `work` with what is kept of the stream of a part.
     pub fn with_state<T>(&self, sleeper: &Sleeper, work: impl FnOnce(&mut StreamState) -> T) -> T {
-        work(&mut self.shared.streams.get(sleeper.owner.stream).lock())
+        self.shared.streams.get(sleeper.owner.stream).piece(work)
     }
 
     /// The pages of a run that have no active view.

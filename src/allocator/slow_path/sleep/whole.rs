@@ -92,11 +92,12 @@ impl<D: Driver> SlowPath<'_, D> {
 
     fn set_stale_places(&self, chunks: &[WholeChunk], to: BlockState) {
         for Place { run, .. } in chunks.iter().flat_map(WholeChunk::stale) {
-            let mut state = self.shared.streams.get(run.owner.stream).lock();
-            let region = state.region(run.owner.region).expect("a chunk that sleeps was mapped in regions alone");
-            let start = run.pages.start.offset(region.page_bytes);
-            let first = region.heap.block_around(start).expect("the view lies in the heap").offset;
-            region.set_pages(first, run.pages, to);
+            self.shared.streams.get(run.owner.stream).piece(|state| {
+                let region = state.region(run.owner.region).expect("a chunk that sleeps was mapped in regions alone");
+                let start = run.pages.start.offset(region.page_bytes);
+                let first = region.heap.block_around(start).expect("the view lies in the heap").offset;
+                region.set_pages(first, run.pages, to);
+            });
         }
     }
 
