@@ -184,8 +184,13 @@ typedef struct gapless_slept {
   uint64_t released_bytes;
   // Bytes that stayed awake since a block in them is pinned: another process has it open, for example.
   uint64_t pinned_bytes;
-  // Bytes that stayed awake since work that cannot be waited for may use them, or a map listener refused to see them unmapped.
+  // Bytes that stayed awake since work that cannot be waited for may use them, a map listener refused to see them unmapped, or the
+  // driver did not take them back.
   uint64_t refused_bytes;
+  // Bytes that stayed awake in ranges.
+  uint64_t range_bytes;
+  // Bytes that stayed awake in registered blocks.
+  uint64_t registered_bytes;
 } gapless_slept;
 
 // A tag, and what becomes of its bytes.
@@ -729,6 +734,21 @@ gapless_status gapless_range_shrink(int32_t device,
                                     void *range,
                                     uint64_t bytes,
                                     uint64_t *unmapped);
+
+// Moves whole physical allocations of up to bytes from the end of the range from to the end of range, contents and all, for work on
+// stream, and writes the number of bytes moved to *moved, unless that is NULL. Their order is kept. The host does not wait: work
+// on stream has to be ordered behind all other work that uses the end of from, by an event for example.
+//
+// On failure both are as before: GAPLESS_ERROR_TOO_LARGE where range has fewer addresses left, GAPLESS_ERROR_INVALID_ARGUMENT where
+// both are the same range.
+//
+// moved is NULL or points to a number.
+gapless_status gapless_range_take(int32_t device,
+                                  void *range,
+                                  void *from,
+                                  uint64_t bytes,
+                                  struct CUstream_st *stream,
+                                  uint64_t *moved);
 
 // Writes the bytes of a range that may be used, from its start, to *mapped_bytes, and those of its addresses to *address_bytes,
 // unless these are NULL.

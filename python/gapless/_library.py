@@ -107,6 +107,8 @@ class Slept(ctypes.Structure):
                 "released_bytes",
                 "pinned_bytes",
                 "refused_bytes",
+                "range_bytes",
+                "registered_bytes",
             )
         ),
     ]
@@ -205,6 +207,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_range_reserve": (c_int32, [c_int32, c_uint64, POINTER(c_void_p)]),
     "gapless_range_grow": (c_int32, [c_int32, c_void_p, c_uint64, c_void_p]),
     "gapless_range_shrink": (c_int32, [c_int32, c_void_p, c_uint64, POINTER(c_uint64)]),
+    "gapless_range_take": (c_int32, [c_int32, c_void_p, c_void_p, c_uint64, c_void_p, POINTER(c_uint64)]),
     "gapless_range_size": (c_int32, [c_int32, c_void_p, POINTER(c_uint64), POINTER(c_uint64)]),
     "gapless_range_close": (c_int32, [c_int32, c_void_p]),
     "gapless_range_dlpack": (c_int32, [c_int32, c_void_p, POINTER(c_void_p)]),

@@ -82,6 +82,35 @@ pub unsafe extern "C" fn gapless_range_shrink(
     })
 }
 
+/// Moves whole physical allocations of up to bytes from the end of the range from to the end of range, contents and all, for work on
+/// stream, and writes the number of bytes moved to *moved, unless that is NULL. Their order is kept. The host does not wait: work
+/// on stream has to be ordered behind all other work that uses the end of from, by an event for example.
+///
+/// On failure both are as before: GAPLESS_ERROR_TOO_LARGE where range has fewer addresses left, GAPLESS_ERROR_INVALID_ARGUMENT where
+/// both are the same range.
+///
+/// # Safety
+/// moved is NULL or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gapless_range_take(
+    device: i32,
+    range: *mut c_void,
+    from: *mut c_void,
+    bytes: u64,
+    stream: *mut CUstream_st,
+    moved: *mut u64,
+) -> gapless_status {
+    guard(|| {
+        let device = device_of(device)?;
+        let taken = device.take_from_range(address(range), address(from), bytes, stream_id(stream))?;
+        if !moved.is_null() {
+            // SAFETY: not null, so valid for a write (the function's contract).
+            unsafe { moved.write(taken) };
+        }
+        Ok(())
+    })
+}
+
 /// Writes the bytes of a range that may be used, from its start, to *mapped_bytes, and those of its addresses to *address_bytes,
 /// unless these are NULL.
 ///

@@ -50,8 +50,13 @@ pub struct gapless_slept {
     pub released_bytes: u64,
     /// Bytes that stayed awake since a block in them is pinned: another process has it open, for example.
     pub pinned_bytes: u64,
-    /// Bytes that stayed awake since work that cannot be waited for may use them, or a map listener refused to see them unmapped.
+    /// Bytes that stayed awake since work that cannot be waited for may use them, a map listener refused to see them unmapped, or the
+    /// driver did not take them back.
     pub refused_bytes: u64,
+    /// Bytes that stayed awake in ranges.
+    pub range_bytes: u64,
+    /// Bytes that stayed awake in registered blocks.
+    pub registered_bytes: u64,
 }
 
 /// A tag, and what becomes of its bytes.
@@ -74,6 +79,8 @@ impl From<Slept> for gapless_slept {
             released_bytes: slept.released_bytes,
             pinned_bytes: slept.left_awake.pinned_bytes,
             refused_bytes: slept.left_awake.refused_bytes,
+            range_bytes: slept.left_awake.range_bytes,
+            registered_bytes: slept.left_awake.registered_bytes,
         }
     }
 }

@@ -199,7 +199,7 @@ impl From<Error> for Failure {
             | Error::NotARange(_)
             | Error::NotImported(_)
             | Error::NotLive(_) => GAPLESS_ERROR_NOT_ALLOCATED,
-            // A number, a text, a name or a fraction that is none: `NotADevice`, `Conf`, `EmptyTag`, `Fraction`.
+            // A number, a text, a name or a fraction that is none: `NotADevice`, `Conf`, `EmptyTag`, `Fraction`; or `SameRange`.
             _ => GAPLESS_ERROR_INVALID_ARGUMENT,
         };
         Self::new(status, error)

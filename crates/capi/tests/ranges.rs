@@ -182,6 +182,66 @@ fn misuse_of_ranges_is_refused() {
     });
 }
 
+/// Moves up to `bytes` from the end of `from` to the end of `range`.
+fn take(range: *mut c_void, from: *mut c_void, bytes: u64) -> Result<u64, gapless_status> {
+    let mut moved = 77;
+    // SAFETY: the out-parameter is valid.
+    match unsafe { gapless_range_take(0, range, from, bytes, MAIN, &raw mut moved) } {
+        GAPLESS_OK => Ok(moved),
+        status => {
+            assert_eq!(moved, 77, "untouched");
+            Err(status)
+        }
+    }
+}
+
+#[test]
+fn a_range_takes_the_end_of_another() {
+    with_devices("a_range_takes_the_end_of_another", &[("GAPLESS_CONF", "chunk:2MiB,budget:16MiB")], || {
+        let gpu = Gpu::open(0);
+        let (giver, taker) = (grown(12 * MIB), grown(4 * MIB));
+        let bytes = |mib: u64| (mib * MIB) as usize;
+        gpu.fill(MAIN, giver, 1, bytes(8));
+        gpu.fill(MAIN, at(giver, 8), 2, bytes(4));
+        gpu.fill(MAIN, taker, 3, bytes(4));
+        // What is less than a page stays.
+        assert_eq!((take(taker, giver, 2 * MIB - 1), take(taker, giver, 6 * MIB)), (Ok(0), Ok(6 * MIB)));
+        assert_eq!((size(giver), size(taker)), (Ok((6 * MIB, 64 * MIB)), Ok((10 * MIB, 64 * MIB))));
+        let expected = [vec![3; bytes(4)], vec![1; bytes(2)], vec![2; bytes(4)]].concat();
+        assert_eq!((gpu.read(MAIN, taker, bytes(10)), gpu.read(MAIN, giver, bytes(6))), (expected, vec![1; bytes(6)]));
+        assert_eq!(stats().figures.range_bytes, 16 * MIB);
+        assert_eq!(take(taker, taker, MIB), Err(GAPLESS_ERROR_INVALID_ARGUMENT));
+        assert!(error_text().ends_with("cannot take memory from itself"), "{}", error_text());
+        for (range, from) in [(at(taker, 2), giver), (taker, at(giver, 2)), (null_mut(), giver), (taker, null_mut())] {
+            assert_eq!(take(range, from, 2 * MIB), Err(GAPLESS_ERROR_NOT_ALLOCATED));
+        }
+        let small = reserve(2 * MIB).unwrap();
+        assert_eq!(take(small, taker, 4 * MIB), Err(GAPLESS_ERROR_TOO_LARGE));
+        assert_eq!((take(small, taker, 2 * MIB), size(taker)), (Ok(2 * MIB), Ok((8 * MIB, 64 * MIB))));
+        // SAFETY: the number of bytes is not asked for.
+        assert_eq!(unsafe { gapless_range_take(0, giver, small, MIB, MAIN, null_mut()) }, GAPLESS_OK);
+        [giver, taker, small].iter().for_each(|range| assert_eq!(gapless_range_close(0, *range), GAPLESS_OK));
+        alloc(16 * MIB).unwrap();
+    });
+}
+
+/// What ranges have stays awake, and is in the result.
+#[test]
+fn a_sleep_counts_ranges() {
+    with_devices("a_sleep_counts_ranges", &[("GAPLESS_CONF", "chunk:2MiB")], || {
+        let (range, block) = (grown(6 * MIB), alloc(10 * MIB).unwrap());
+        // SAFETY: zeroes are valid in every field.
+        let mut slept: gapless_slept = unsafe { std::mem::zeroed() };
+        slept.size = size_of::<gapless_slept>();
+        // SAFETY: the pointers are valid.
+        let status = unsafe { gapless_sleep(0, std::ptr::null(), GAPLESS_BACKUP_DISCARD, &raw mut slept) };
+        assert_eq!((status, slept.range_bytes, slept.registered_bytes), (GAPLESS_OK, 6 * MIB, 0), "{}", error_text());
+        assert_eq!((slept.asleep_bytes, stats().figures.reserved_bytes), (10 * MIB, 6 * MIB));
+        assert_eq!(gapless_range_close(0, range), GAPLESS_OK);
+        assert_eq!(gapless_device_free(0, block, 0), GAPLESS_OK);
+    });
+}
+
 /// Memory goes once the work on the streams that a range was used with is done: the simulated driver ends a program that uses what
 /// is not mapped.
 #[test]

@@ -88,6 +88,9 @@ pub enum Error {
     /// No growable range is at an address.
     #[error("no growable range starts at {0}")]
     NotARange(DeviceAddr),
+    /// A growable range that was to take memory from itself.
+    #[error("the range at {0} cannot take memory from itself")]
+    SameRange(DeviceAddr),
     /// No imported block is at an address.
     #[error("no imported block starts at {0}")]
     NotImported(DeviceAddr),

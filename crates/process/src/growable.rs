@@ -67,6 +67,34 @@ impl<D: DeviceDriver> Device<D> {
         Ok(range.lock().shrink(bytes)?)
     }
 
+    /// Moves whole chunks of up to `bytes` from the end of the range at `from` to the end of the one at `addr`, contents and all,
+    /// for work on `stream` that is ordered behind all other work on the end of the former. Their order is kept, and the host does
+    /// not wait. Returns the number of bytes moved.
+    ///
+    /// # Errors
+    /// [`Error::NotARange`], [`Error::SameRange`], or the allocator's. Both ranges are as before.
+    pub fn take_from_range(
+        &self,
+        addr: DeviceAddr,
+        from: DeviceAddr,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<u64, Error> {
+        let (taker, giver) = (self.ranges.find(addr)?, self.ranges.find(from)?);
+        if addr == from {
+            return Err(Error::SameRange(addr));
+        }
+        // In the order of their addresses, so that of two calls one goes first.
+        let (mut taker, mut giver) = if addr < from {
+            let taker = taker.lock();
+            (taker, giver.lock())
+        } else {
+            let giver = giver.lock();
+            (taker.lock(), giver)
+        };
+        Ok(taker.take_from(&mut giver, bytes, stream)?)
+    }
+
     /// The bytes of a range that may be used, from its start, and those of its addresses.
     ///
     /// # Errors

@@ -33,7 +33,12 @@ class Slept:
     pinned_bytes: int = 0
     """Bytes that stayed awake since a block in them is pinned: another process has it open, for example."""
     refused_bytes: int = 0
-    """Bytes that stayed awake since work that cannot be waited for may use them, or a listener refused to see them unmapped."""
+    """Bytes that stayed awake since work that cannot be waited for may use them, a listener refused to see them unmapped, or the
+    driver did not take them back."""
+    range_bytes: int = 0
+    """Bytes that stayed awake in growable tensors."""
+    registered_bytes: int = 0
+    """Bytes that stayed awake in registered pools."""
 
 
 @dataclasses.dataclass

@@ -85,10 +85,15 @@ impl<D: Driver> FallingAsleep<'_, D> {
     /// As `unmap`. Once that was called, only [`AllocError::Forked`] and the error with which the device was lost.
     pub fn finish(mut self) -> Result<Slept, AllocError> {
         self.unmap()?;
-        if self.lane.take().is_some() {
-            let release = |path: &mut SlowPath<'_, D>| Ok(path.release_unmapped());
-            self.slept.asleep_bytes = self.inner.door.enter(&self.inner.shared, release)?;
-        }
+        let is_unmapped = self.lane.take().is_some();
+        let release = |path: &mut SlowPath<'_, D>| {
+            let asleep_bytes = if is_unmapped { path.release_unmapped() } else { 0 };
+            path.trim_idle(0);
+            Ok((asleep_bytes, path.awake_beside_regions()))
+        };
+        let (asleep_bytes, beside) = self.inner.door.enter(&self.inner.shared, release)?;
+        self.slept.asleep_bytes = asleep_bytes;
+        self.slept.left_awake += beside;
         self.slept.released_bytes = self.held_before.saturating_sub(self.inner.door.held_bytes());
         Ok(self.slept)
     }

@@ -87,7 +87,7 @@ impl<D: Driver> Allocator<D> {
     /// ones included, and a wake maps each at all its addresses again, since graphs use both. It waits for the device, and so for
     /// replays, and needs as many bytes to wake as it held.
     ///
-    /// Stays awake: what is pinned, growable ranges and registered blocks ([`Slept::left_awake`] counts what regions have).
+    /// Stays awake: what is pinned, growable ranges and registered blocks. [`Slept::left_awake`] counts all that is held still.
     ///
     /// # Errors
     /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget),

@@ -8,7 +8,7 @@
 
 use super::{Pool, PoolKind, Pools};
 use crate::driver::DeviceDriver;
-use gapless::allocator::{AllocError, Backup, FallingAsleep, LeftAwake, Slept, Waking, Woken};
+use gapless::allocator::{AllocError, Backup, FallingAsleep, Slept, Waking, Woken};
 use gapless::{Allocator, DeviceAddr};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -172,10 +172,5 @@ fn add_slept(sum: &mut Slept, its: &Slept) {
     sum.live_bytes += its.live_bytes;
     sum.copied_bytes += its.copied_bytes;
     sum.released_bytes += its.released_bytes;
-    add_left_awake(&mut sum.left_awake, &its.left_awake);
-}
-
-fn add_left_awake(sum: &mut LeftAwake, its: &LeftAwake) {
-    sum.pinned_bytes += its.pinned_bytes;
-    sum.refused_bytes += its.refused_bytes;
+    sum.left_awake += its.left_awake;
 }

@@ -41,6 +41,9 @@ impl<D: Device> Runner<D> {
         self.summary.pools_slept += u64::from(slept.asleep_bytes > 0 && self.instance().pool.is_some());
         self.note_pool_asleep(left, discard);
         self.summary.slept += u64::from(slept.asleep_bytes > 0);
+        assert_eq!(stats.reserved_bytes, slept.left_awake.total_bytes(), "held after a sleep: {slept:?} {stats:?}");
+        let beside = (slept.left_awake.range_bytes, slept.left_awake.registered_bytes);
+        assert_eq!(beside, (stats.range_bytes, stats.registered_bytes));
         let (promising, world) = (self.is_promising() && !self.struck(), self.world);
         let instance = self.instance_mut();
         let oracle = &mut instance.oracle;

@@ -24,14 +24,36 @@ use std::ops::Range;
 /// Chunks that stay awake, since they could not be unmapped.
 pub type Excluded = HashSet<ChunkId>;
 
-/// Bytes of chunks with live memory that stayed awake, by the cause.
+/// Bytes of chunks that stayed awake, by the cause: all that the allocator holds after a sleep, but for what it has been asked for
+/// since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LeftAwake {
     /// A block in them is pinned: another process has it open, for example.
     pub pinned_bytes: u64,
-    /// Work that cannot be waited for may use them, a map listener refused to see them unmapped, or a mapping of them is stuck.
+    /// Work that cannot be waited for may use them, a map listener refused to see them unmapped, a mapping of them is stuck, or the
+    /// driver did not take them back.
     pub refused_bytes: u64,
+    /// They are of [growable ranges](crate::allocator::VirtualRange).
+    pub range_bytes: u64,
+    /// They are [registered blocks](crate::allocator::RegisteredBlock).
+    pub registered_bytes: u64,
+}
+
+impl LeftAwake {
+    /// All of them.
+    pub fn total_bytes(&self) -> u64 {
+        self.pinned_bytes + self.refused_bytes + self.range_bytes + self.registered_bytes
+    }
+}
+
+impl std::ops::AddAssign for LeftAwake {
+    fn add_assign(&mut self, other: Self) {
+        self.pinned_bytes += other.pinned_bytes;
+        self.refused_bytes += other.refused_bytes;
+        self.range_bytes += other.range_bytes;
+        self.registered_bytes += other.registered_bytes;
+    }
 }
 
 /// What was marked.
@@ -117,6 +139,17 @@ impl<D: Driver> SlowPath<'_, D> {
             return Err(error);
         }
         Ok((left, Some(marked)))
+    }
+
+    /// What stays awake beside the chunks of the regions.
+    pub fn awake_beside_regions(&self) -> LeftAwake {
+        let chunks = self.mapper.chunks();
+        LeftAwake {
+            pinned_bytes: 0,
+            refused_bytes: chunks.idle_bytes() + chunks.withheld_bytes(),
+            range_bytes: chunks.range_bytes(),
+            registered_bytes: chunks.registered_bytes(),
+        }
     }
 
     /// Refuses while a stream is being captured.

@@ -11,11 +11,19 @@ use super::*;
 #[derive(Debug)]
 pub(super) struct Range {
     device: i32,
-    mapped: u64,
+    /// What each page has, from the start.
+    pages: Vec<u64>,
     addresses: u64,
+    /// What its own pages have.
     stamp: u64,
     /// Closed, and kept by this tensor.
     kept_by: Option<usize>,
+}
+
+impl Range {
+    fn mapped(&self) -> u64 {
+        self.pages.len() as u64 * PAGE
+    }
 }
 
 /// DLPack's tensor, as far as its deleter.
@@ -36,6 +44,7 @@ impl Calls {
         match record.what >> 5 {
             0 | 1 => self.reserve_range(device, record),
             2..=4 => self.grow_range(device, record),
+            6 if record.number % 4 == 3 => self.take_range(device, record),
             5 | 6 => self.shrink_range(device, record),
             _ => self.close_range(device, record),
         }
@@ -62,7 +71,7 @@ impl Calls {
         }
         self.next_stamp += 1;
         let addresses = bytes.max(1).next_multiple_of(PAGE);
-        let range = Range { device, mapped: 0, addresses, stamp: self.next_stamp, kept_by: None };
+        let range = Range { device, pages: Vec::new(), addresses, stamp: self.next_stamp, kept_by: None };
         assert!(self.ranges.insert(pointer.addr() as u64, range).is_none(), "{record:?}: two ranges at {pointer:p}");
         self.look_at_range(pointer.addr() as u64);
     }
@@ -89,11 +98,11 @@ impl Calls {
         };
         self.expect(status, allowed, record);
         let Some(range) = self.ranges.get_mut(&addr).filter(|_| its) else { return };
-        let before = range.mapped;
+        let (before, stamp) = (range.mapped(), range.stamp);
         if status == GAPLESS_OK {
-            range.mapped += bytes.next_multiple_of(PAGE);
+            range.pages.resize(range.pages.len() + bytes.div_ceil(PAGE) as usize, stamp);
         }
-        let (mapped, stamp) = (range.mapped, range.stamp);
+        let mapped = range.mapped();
         for at in self.pages(addr + before, addr + mapped) {
             // SAFETY: mapped memory of the simulated driver, which is this process's own.
             unsafe { std::ptr::with_exposed_provenance_mut::<u64>(at as usize).write(word_of(stamp)) };
@@ -114,15 +123,41 @@ impl Calls {
         let left = match status {
             GAPLESS_OK => {
                 assert!(unmapped <= bytes, "{record:?}: {unmapped} of {bytes}");
-                self.ranges[&addr].mapped - unmapped
+                self.ranges[&addr].mapped() - unmapped
             }
             // What was unmapped before the failure stays so.
             _ => self.range_size(addr).0,
         };
         let range = self.ranges.get_mut(&addr).expect("just seen");
-        assert!(left <= range.mapped, "{record:?}: {left} bytes of {range:?}");
-        range.mapped = left;
+        assert!(left <= range.mapped(), "{record:?}: {left} bytes of {range:?}");
+        range.pages.truncate((left / PAGE) as usize);
         self.look_at_range(addr);
+    }
+
+    fn take_range(&mut self, device: i32, record: Record) {
+        let ((to, to_its), (from, from_its)) = (
+            self.range_pointer(device, record),
+            self.range_pointer(device, Record { number: record.number / 4, ..record }),
+        );
+        let (stream, kind) = self.stream(record.how, device);
+        let (bytes, mut moved) = (Self::bytes_of(record), UNTOUCHED as u64);
+        let [taker, giver] = [to, from].map(|addr| without_provenance_mut(addr as usize));
+        let status = c!(gapless_range_take(device, taker, giver, bytes, stream, &raw mut moved));
+        let allowed: &[gapless_status] = match to_its && from_its {
+            false => &[GAPLESS_ERROR_NOT_ALLOCATED],
+            true if to == from => &[GAPLESS_ERROR_INVALID_ARGUMENT],
+            true if kind.serves() => &[GAPLESS_OK, GAPLESS_ERROR_TOO_LARGE],
+            true => &[GAPLESS_ERROR_STREAM],
+        };
+        self.expect(status, allowed, record);
+        assert_eq!(status == GAPLESS_OK, moved != UNTOUCHED as u64, "{record:?}");
+        if status == GAPLESS_OK {
+            let giver = self.ranges.get_mut(&from).expect("just seen");
+            assert!(moved <= bytes.min(giver.mapped()), "{record:?}: {moved} of {bytes} bytes of {giver:?}");
+            let pages = giver.pages.split_off(giver.pages.len() - (moved / PAGE) as usize);
+            self.ranges.get_mut(&to).expect("just seen").pages.extend(pages);
+        }
+        [to, from].iter().filter(|addr| self.ranges.contains_key(addr)).for_each(|addr| self.look_at_range(*addr));
     }
 
     fn close_range(&mut self, device: i32, record: Record) {
@@ -170,12 +205,12 @@ impl Calls {
     fn look_at_range(&self, addr: u64) {
         let range = &self.ranges[&addr];
         if range.kept_by.is_none() {
-            assert_eq!(self.range_size(addr), (range.mapped, range.addresses), "G2: {range:?}");
+            assert_eq!(self.range_size(addr), (range.mapped(), range.addresses), "G2: {range:?}");
         }
-        for at in self.pages(addr, addr + range.mapped) {
+        for (at, stamp) in self.pages(addr, addr + range.mapped()).zip(&range.pages) {
             // SAFETY: as in `grow_range`.
             let found = unsafe { std::ptr::with_exposed_provenance::<u64>(at as usize).read() };
-            assert_eq!(found, word_of(range.stamp), "G1: {range:?} at {addr:#x} changed at {at:#x}");
+            assert_eq!(found, word_of(*stamp), "G1: {range:?} at {addr:#x} changed at {at:#x}");
         }
     }
 
@@ -186,7 +221,7 @@ impl Calls {
 
     /// Whether a device has memory in ranges.
     pub(super) fn has_ranges(&self, device: i32) -> bool {
-        self.ranges.values().any(|range| range.device == device && range.mapped > 0)
+        self.ranges.values().any(|range| range.device == device && !range.pages.is_empty())
     }
 
     /// No range is left.

@@ -250,9 +250,8 @@ impl<M: Simulates> ProcessRunner<M> {
         assert_eq!(memory.reserved + slept.released_bytes, before.reserved, "what went back is held no more");
         let asleep: u64 = sleeper.asleep().iter().map(|its| its.asleep_bytes).sum();
         assert_eq!((asleep, sleeper.stats().asleep_bytes), (slept.asleep_bytes, slept.asleep_bytes));
-        let left = slept.left_awake;
-        let left = left.pinned_bytes + left.refused_bytes;
-        assert!(tag.is_some() || memory.reserved <= left, "{slept:?} and {memory:?}");
+        let left = slept.left_awake.total_bytes();
+        assert!(tag.is_some() || memory.reserved == left, "{slept:?} and {memory:?}");
         let woken = sleeper.wake(tag, Duration::ZERO).unwrap_or_else(|error| panic!("there was memory: {error}"));
         assert_eq!((woken.mapped_bytes, sleeper.stats().asleep_bytes), (slept.asleep_bytes, 0));
         self.summary.slept += u64::from(slept.live_bytes > 0);
