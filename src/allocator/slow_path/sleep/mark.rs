@@ -298,6 +298,7 @@ mod tests {
     use crate::allocator::{Allocator, Backup};
     use crate::driver::{DriverCall, DriverError, DriverErrorKind, WorkDriver};
     use crate::testing::busy;
+    use crate::units::StreamId;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -331,6 +332,32 @@ mod tests {
             driver.verify(stream, block, 1, 1).unwrap();
             allocator.free(block).unwrap();
         }
+        allocator.close().unwrap();
+    }
+
+    /// Chunks that the driver does not take back stay awake, and are in the result.
+    #[test]
+    fn what_the_driver_does_not_take_back_is_counted() {
+        let driver = busy(&Arc::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+        let block = allocator.alloc(4 << 20, StreamId::DEFAULT).unwrap();
+        driver.meanwhile(|call| match call {
+            Some(call @ DriverCall::Release) => {
+                Err(DriverError::new(call, DriverErrorKind::Other, "refused by the test"))
+            }
+            _ => Ok(()),
+        });
+        let slept = allocator.sleep(Backup::Discard).unwrap();
+        driver.meanwhile(|_| Ok(()));
+        let held = allocator.reserved_bytes();
+        assert_eq!((slept.left_awake.refused_bytes, slept.asleep_bytes, slept.released_bytes), (held, held, 0));
+        assert!(held >= 4 << 20);
+        allocator.check();
+        // They go with the next one.
+        let slept = allocator.sleep(Backup::Discard).unwrap();
+        assert_eq!((slept.left_awake.total_bytes(), slept.released_bytes), (0, held));
+        allocator.wake(Duration::ZERO).unwrap();
+        allocator.free(block).unwrap();
         allocator.close().unwrap();
     }
 
