@@ -735,12 +735,12 @@ gapless_status gapless_range_shrink(int32_t device,
                                     uint64_t bytes,
                                     uint64_t *unmapped);
 
-// Moves whole physical allocations of up to bytes from the end of the range from to the end of range, contents and all, for work on
-// stream, and writes the number of bytes moved to *moved, unless that is NULL. Their order is kept. The host does not wait: work
-// on stream has to be ordered behind all other work that uses the end of from, by an event for example.
+// Moves whole physical allocations of up to bytes from the end of the range from to the end of range, contents and all, for
+// work on stream, and writes the number of bytes moved to *moved, unless that is NULL. Their order is kept. The host does not
+// wait: work on stream has to be ordered behind all other work that uses the end of from, by an event for example.
 //
-// On failure both are as before: GAPLESS_ERROR_TOO_LARGE where range has fewer addresses left, GAPLESS_ERROR_INVALID_ARGUMENT where
-// both are the same range.
+// On failure both are as before: GAPLESS_ERROR_TOO_LARGE where range has fewer addresses left,
+// GAPLESS_ERROR_INVALID_ARGUMENT where both are the same range.
 //
 // moved is NULL or points to a number.
 gapless_status gapless_range_take(int32_t device,
