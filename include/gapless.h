@@ -184,8 +184,8 @@ typedef struct gapless_slept {
   uint64_t released_bytes;
   // Bytes that stayed awake since a block in them is pinned: another process has it open, for example.
   uint64_t pinned_bytes;
-  // Bytes that stayed awake since work that cannot be waited for may use them, a map listener refused to see them unmapped, or the
-  // driver did not take them back.
+  // Bytes that stayed awake since work that cannot be waited for may use them, a map listener refused to see them unmapped, or
+  // the driver did not take them back.
   uint64_t refused_bytes;
   // Bytes that stayed awake in ranges.
   uint64_t range_bytes;

@@ -50,8 +50,8 @@ pub struct gapless_slept {
     pub released_bytes: u64,
     /// Bytes that stayed awake since a block in them is pinned: another process has it open, for example.
     pub pinned_bytes: u64,
-    /// Bytes that stayed awake since work that cannot be waited for may use them, a map listener refused to see them unmapped, or the
-    /// driver did not take them back.
+    /// Bytes that stayed awake since work that cannot be waited for may use them, a map listener refused to see them unmapped, or
+    /// the driver did not take them back.
     pub refused_bytes: u64,
     /// Bytes that stayed awake in ranges.
     pub range_bytes: u64,
