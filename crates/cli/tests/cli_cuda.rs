@@ -169,6 +169,11 @@ fn probe_answers_every_question() {
     assert_eq!(answers["unmap_two"]["value"]["left_mapped"], 0);
     assert_eq!(answers["unmap_in_use"]["value"]["synchronize"]["code"], 700);
     assert_eq!(answers["graph_remap"]["value"]["new_chunk_was_written"], true);
+    for copies in ["over_all", "over_one"] {
+        let copies = &answers["copy_over_mappings"]["value"][copies];
+        assert_eq!((&copies["wrong_on_host"], &copies["wrong_on_device"]), (&0.into(), &0.into()), "{copies}");
+    }
+    assert_eq!(answers["host_memory"]["value"].as_array().unwrap().len(), 4);
     assert_eq!(answers["capture_wait"]["value"]["call"]["code"], 905);
     // Each call has a capture of its own: the first that is refused does not spoil the others.
     for question in ["capture_same_thread", "capture_other_thread"] {

@@ -11,11 +11,12 @@
 //! rules.rs       what the driver accepts and refuses   peers.rs        access for other devices
 //! calls.rs       the calls that captures.rs tries      speed.rs        latency and bandwidth of memory
 //! allocators.rs  the driver's own allocators           measure.rs      the kernels behind speed.rs
-//! neighbours.rs  green and other contexts, resets
+//! neighbours.rs  green and other contexts, resets      backups.rs      pinned memory of the host, copies
 //! ```
 
 mod addresses;
 pub mod allocators;
+mod backups;
 mod calls;
 mod captures;
 mod coherence;
@@ -142,6 +143,8 @@ impl Question {
         costs::MAPPINGS,
         speed::LATENCY,
         speed::BANDWIDTH,
+        backups::HOST_MEMORY,
+        backups::COPY_OVER_MAPPINGS,
     ];
 
     /// Runs the experiment on a device that is opened for it alone. The experiment may leave the device unusable for
