@@ -43,6 +43,22 @@ pub fn linker(workspace: &Workspace, folder: &Path) -> Result<Option<PathBuf>, F
     Ok(Some(path))
 }
 
+/// Builds packages with a profile, such as `--release`. Returns the folder that they are in, which is `folder` of the target folder
+/// where zig is not installed.
+pub fn build(workspace: &Workspace, profile: &[&str], folder: &str, packages: &[&str]) -> Result<PathBuf, Failure> {
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    let linkers = files::temporary_folder()?;
+    let Some(linker) = linker(workspace, linkers.path())? else {
+        process::run(workspace.cargo(["build"]).args(profile).args(packages))?;
+        return Ok(workspace.target(folder));
+    };
+    let target = format!("{ARCH}-unknown-linux-gnu");
+    let variable = format!("CARGO_TARGET_{}_LINKER", target.replace('-', "_").to_uppercase());
+    let mut cargo = workspace.cargo(["build", "--target", &target]);
+    process::run(cargo.args(profile).args(packages).env(variable, linker))?;
+    Ok(workspace.target(target).join(folder))
+}
+
 /// zig as the shell calls it: on the path, or as PyPI has it.
 fn zig(workspace: &Workspace) -> Result<Option<String>, Failure> {
     if process::find("zig").is_some() {

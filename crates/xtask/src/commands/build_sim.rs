@@ -1,51 +1,130 @@
-//! `gapless-sim` with the libraries that it puts before those of a machine.
+//! `gapless-sim` with the libraries that it puts before those of a machine: as a folder to install in, or as a wheel.
 
+use super::build_torch_objects;
+use super::python_package::{self, Needed};
 use super::torch_stand_ins::compile_c;
 use crate::failure::Failure;
+use crate::old_systems::{self, OLDEST_GLIBC};
 use crate::workspace::Workspace;
-use crate::{files, process};
-use std::path::PathBuf;
+use crate::{files, process, python};
+use std::path::{Path, PathBuf};
 
 /// The name of the program.
 const PROGRAM: &str = "gapless-sim";
+/// The library of the driver.
+const DRIVER: &str = "libcuda.so.1";
 /// The folder of the libraries, from the folder of the program.
 const LIBRARIES: &str = "lib/gapless-sim";
+/// The folder of the Python package, from the root of the repository.
+const PROJECT: &str = "python/sim";
 
 #[derive(Debug, clap::Args)]
 pub struct BuildSimArguments {
     /// Folder to install in: bin/gapless-sim, and its libraries in lib/gapless-sim [default: target/sim]
+    #[arg(conflicts_with = "wheel")]
     prefix: Option<PathBuf>,
     /// Folder with CUDA's cuda.h and cuda_runtime_api.h, to build the stand-ins for the CUDA runtime and NVML as well
     #[arg(long, value_name = "FOLDER")]
     cuda_headers: Option<PathBuf>,
+    /// Build a Python wheel of it in dist, with these stand-ins; downloads CUDA's headers unless a folder has them
+    #[arg(long)]
+    wheel: bool,
 }
 
 pub fn run(workspace: &Workspace, arguments: &BuildSimArguments) -> Result<(), Failure> {
-    let prefix = match &arguments.prefix {
-        Some(given) => files::given(given)?,
-        None => workspace.target("sim"),
-    };
     let headers = arguments.cuda_headers.as_deref().map(files::given).transpose()?;
     if let Some(headers) = headers.as_ref().filter(|headers| !headers.join("cuda_runtime_api.h").is_file()) {
         return Err(Failure::new(format!("{} has no cuda_runtime_api.h", headers.display())));
     }
+    if arguments.wheel {
+        return build_wheel(workspace, headers);
+    }
+    let prefix = match &arguments.prefix {
+        Some(given) => files::given(given)?,
+        None => workspace.target("sim"),
+    };
     let packages = ["--package", PROGRAM, "--package", "gapless-sim-libcuda"];
     process::run(workspace.cargo(["build", "--profile", "bundle"]).args(packages))?;
+    let with = headers.as_deref().map(|headers| (Path::new("cc"), headers));
+    let program = install(workspace, &workspace.target("bundle"), &prefix, with)?;
+    println!("installed: {} run --sweep -- PROGRAM", files::shown(&program));
+    Ok(())
+}
+
+/// Installs what was built in `built`, and, where there is a compiler with headers for them, the stand-ins. Looks whether it runs.
+/// Returns the program.
+fn install(
+    workspace: &Workspace,
+    built: &Path,
+    prefix: &Path,
+    with: Option<(&Path, &Path)>,
+) -> Result<PathBuf, Failure> {
     let (bin, lib) = (prefix.join("bin"), prefix.join(LIBRARIES));
     files::create_folder(&bin)?;
     files::create_folder(&lib)?;
     let program = bin.join(PROGRAM);
-    files::install(&workspace.target("bundle").join(PROGRAM), &program, 0o755)?;
-    files::install(&workspace.target("bundle/libgapless_sim_libcuda.so"), &lib.join("libcuda.so.1"), 0o755)?;
-    files::link("libcuda.so.1", &lib.join("libcuda.so"))?;
-    if let Some(headers) = headers {
+    files::install(&built.join(PROGRAM), &program, 0o755)?;
+    files::install(&built.join("libgapless_sim_libcuda.so"), &lib.join(DRIVER), 0o755)?;
+    files::link(DRIVER, &lib.join("libcuda.so"))?;
+    if let Some((cc, headers)) = with {
         let stand_ins = [("cuda_runtime.c", "libcudart-standin.so"), ("nvml.c", "libnvidia-ml.so.1")];
         for (source, library) in stand_ins {
-            compile_c(workspace, &headers, &lib, &format!("python/tests/cuda_stand_ins/{source}"), library)?;
+            let source = format!("python/tests/cuda_stand_ins/{source}");
+            compile_c(workspace.command(cc), headers, &lib, &source, library)?;
         }
     }
     // Where it was installed, it finds what was installed with it.
     process::run(workspace.command(&program).args(["run", "--", "true"]))?;
-    println!("installed: {} run --sweep -- PROGRAM", files::shown(&program));
-    Ok(())
+    Ok(program)
+}
+
+/// A wheel has the same folders inside its package.
+fn build_wheel(workspace: &Workspace, headers: Option<PathBuf>) -> Result<(), Failure> {
+    process::require(&["cc", "strip", "objdump"])?;
+    let python = python::interpreter()?;
+    python_package::require_build_tools(workspace, &python)?;
+    let headers = headers.map_or_else(|| build_torch_objects::cuda_headers(workspace), Ok)?;
+    let profile = ["--profile", "bundle"];
+    let built = old_systems::build(workspace, &profile, "bundle", &[PROGRAM, "gapless-sim-libcuda"])?;
+
+    let folder = files::temporary_folder()?;
+    for file in files::below(&workspace.path(PROJECT))? {
+        let inside = file.strip_prefix(workspace.path(PROJECT)).expect("it is below the folder");
+        if inside.components().any(|part| part.as_os_str() == "__pycache__") {
+            continue;
+        }
+        let copy = folder.path().join(inside);
+        files::create_folder(copy.parent().expect("a file is in a folder"))?;
+        files::copy(&file, &copy)?;
+    }
+    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        files::copy(&workspace.path(licence), &folder.path().join(licence))?;
+    }
+    let package = folder.path().join("gapless_sim");
+    let for_old_systems = old_systems::linker(workspace, folder.path())?;
+    let cc = for_old_systems.as_deref().unwrap_or(Path::new("cc"));
+    let program = install(workspace, &built, &package, Some((cc, &headers)))?;
+    let mut binaries = files::entries(&package.join(LIBRARIES))?;
+    binaries.retain(|file| !file.is_symlink());
+    binaries.push(program);
+    for binary in &binaries {
+        process::run(workspace.command("strip").arg("--strip-unneeded").arg(binary))?;
+    }
+    let newer = python_package::newer(workspace, &binaries, &[("GLIBC_", OLDEST_GLIBC)])?;
+    for Needed { file, library, version } in &newer {
+        eprintln!("{file} asks for {library}{version}");
+    }
+    python_package::build_wheel(workspace, &python, folder.path(), &newer, "gapless_sim-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wheel_has_the_version_of_the_crates() {
+        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(PROJECT).join("gapless_sim/__init__.py");
+        let version = format!("__version__ = \"{}\"\n", env!("CARGO_PKG_VERSION"));
+        assert!(files::read(&module).unwrap().contains(&version), "{version}");
+    }
 }

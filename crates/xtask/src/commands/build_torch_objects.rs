@@ -79,7 +79,8 @@ fn torch_headers(workspace: &Workspace, version: &str) -> Result<PathBuf, Failur
     Ok(folder.join("torch"))
 }
 
-fn cuda_headers(workspace: &Workspace) -> Result<PathBuf, Failure> {
+/// The headers of CUDA's runtime and driver, which are downloaded where they are not yet.
+pub fn cuda_headers(workspace: &Workspace) -> Result<PathBuf, Failure> {
     let folder = workspace.installed("torch-headers").join("cuda");
     for package in CUDA {
         let own = folder.join(package.split('=').next().expect("a split has a first part"));

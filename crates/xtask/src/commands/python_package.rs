@@ -3,9 +3,10 @@
 use super::build_torch_objects;
 use crate::cxx::Library;
 use crate::failure::Failure;
+use crate::old_systems::{self, OLDEST_GLIBC};
 use crate::workspace::Workspace;
-use crate::{files, old_systems, process, python};
-use std::path::Path;
+use crate::{files, process, python};
+use std::path::{Path, PathBuf};
 
 /// Checks for the tools that `python/setup.py` and `python/pyproject.toml` require.
 const BUILD_TOOLS: &str = "\
@@ -138,22 +139,48 @@ pub struct Needed {
     pub version: String,
 }
 
-/// Returns the symbol versions that the files of the package in `folder` require beyond `oldest`, which has pairs of the
-/// beginning of a symbol version and the newest version allowed.
-pub fn newer(workspace: &Workspace, folder: &Path, oldest: &[(&'static str, &str)]) -> Result<Vec<Needed>, Failure> {
+/// Returns the symbol versions that `binaries` require beyond `oldest`, which has pairs of the beginning of a symbol version and
+/// the newest version allowed.
+pub fn newer(
+    workspace: &Workspace,
+    binaries: &[PathBuf],
+    oldest: &[(&'static str, &str)],
+) -> Result<Vec<Needed>, Failure> {
     let mut found = Vec::new();
-    let mut binaries = files::with_ending(folder, "so")?;
-    binaries.push(folder.join("bin/gapless"));
     for path in binaries {
-        let symbols = process::output(workspace.command("objdump").arg("-T").arg(&path))?;
+        let symbols = process::output(workspace.command("objdump").arg("-T").arg(path))?;
         for &(library, oldest) in oldest {
             let newest = newest(&symbols, library).unwrap_or_default();
             if version_order(newest) > version_order(oldest) {
-                found.push(Needed { file: files::name(&path), library, version: newest.to_owned() });
+                found.push(Needed { file: files::name(path), library, version: newest.to_owned() });
             }
         }
     }
     Ok(found)
+}
+
+/// Builds the wheel of the project in `folder` into `dist`, and prints its path. `newer` says which C library its binaries ask for
+/// beyond the oldest one that wheels are built for.
+pub fn build_wheel(
+    workspace: &Workspace,
+    python: &str,
+    folder: &Path,
+    newer: &[Needed],
+    beginning: &str,
+) -> Result<(), Failure> {
+    let glibc = newer.iter().filter(|needed| needed.library == "GLIBC_").map(|needed| needed.version.as_str());
+    let glibc = glibc.max_by_key(|version| version_order(version)).unwrap_or(OLDEST_GLIBC);
+    let dist = workspace.path("dist");
+    files::create_folder(&dist)?;
+    let mut pip = workspace.command(python);
+    pip.args(["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]);
+    process::run(pip.arg(&dist).arg(folder).env("GAPLESS_WHEEL_GLIBC", glibc))?;
+    for wheel in files::with_ending(&dist, "whl")? {
+        if files::name(&wheel).starts_with(beginning) {
+            println!("{}", files::shown(&wheel));
+        }
+    }
+    Ok(())
 }
 
 /// The newest version of a library among the symbols that `objdump -T` lists.

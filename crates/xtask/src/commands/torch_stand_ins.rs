@@ -133,19 +133,12 @@ impl StandIns {
     }
 
     fn compile_c(&self, workspace: &Workspace, source: &str, library: &str) -> Result<(), Failure> {
-        compile_c(workspace, &self.headers.cuda, self.folder(), source, library)
+        compile_c(workspace.command("cc"), &self.headers.cuda, self.folder(), source, library)
     }
 }
 
-/// Compiles a source of C that calls the driver to a library in a folder, which has a `libcuda.so` already.
-pub fn compile_c(
-    workspace: &Workspace,
-    headers: &Path,
-    folder: &Path,
-    source: &str,
-    library: &str,
-) -> Result<(), Failure> {
-    let mut cc = workspace.command("cc");
+/// Compiles a source of C that calls the driver to a library in a folder, which has a `libcuda.so` already. `cc` is the compiler.
+pub fn compile_c(mut cc: Command, headers: &Path, folder: &Path, source: &str, library: &str) -> Result<(), Failure> {
     cc.args(["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-isystem"]);
     cc.arg(headers).arg(source).arg("-o").arg(folder.join(library));
     process::run(cc.arg("-L").arg(folder).args(["-lcuda", "-ldl"]))

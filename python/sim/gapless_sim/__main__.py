@@ -1,0 +1,5 @@
+"""``python -m gapless_sim``, as ``gapless-sim``."""
+
+from . import main
+
+main()
