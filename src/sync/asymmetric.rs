@@ -19,10 +19,9 @@
 //! - I1  at most one thread is between `lock` and `unlock`.
 //! - I2  no thread sleeps while the lock is free and nobody is about to wake it.
 //!
-//! Threads: any. The lock is fair to nobody: a thread that waits takes part in every race for it, and in few of them: between two
-//! of its looks, the one that has the lock can take it again many times, with all that it protects in the caches of its core.
-//! One that takes it again and again for pieces of its work gives it back with `unlock_fair`, which lets another take it first,
-//! and calls those that wait to look now.
+//! Threads: any. The lock is fair to nobody: a thread that waits looks at it now and then, and takes it if it is free. Between two
+//! looks, another can take it many times, with all that it protects in the caches of its core. One that takes it again and again
+//! for pieces of its work gives it back with `unlock_fair`, which calls those that wait, and lets one take it first.
 
 use super::CachePadded;
 #[cfg(not(loom))]

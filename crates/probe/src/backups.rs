@@ -7,7 +7,7 @@ use gapless::driver::{DriverResult, HostMemory, MemoryDriver, StreamDriver, Work
 use gapless::units::{DeviceAddr, GIB, MIB, StreamId};
 use serde_json::{Value, json};
 
-use crate::{Question, WHOLE, median, micros, place, put, refusal, take_away, timed};
+use crate::{Question, WHOLE, gb_per_s, median, micros, place, put, refusal, take_away, timed};
 
 /// Most chunks that a copy spans.
 const MOST_CHUNKS: u64 = 512;
@@ -95,8 +95,8 @@ fn copies(
     Ok(json!({
         "wrong_on_host": wrong_on_host,
         "wrong_on_device": wrong_on_device,
-        "out_gb_per_s": rate(bytes, out),
-        "in_gb_per_s": rate(bytes, back),
+        "out_gb_per_s": gb_per_s(bytes, median(out)),
+        "in_gb_per_s": gb_per_s(bytes, median(back)),
     }))
 }
 
@@ -107,9 +107,4 @@ fn finished(driver: &CudaDriver, lane: StreamId, copy: impl FnOnce() -> DriverRe
         driver.synchronize(lane)
     })?;
     Ok(duration)
-}
-
-/// GB/s, to a tenth.
-fn rate(bytes: u64, durations: Vec<Duration>) -> f64 {
-    (bytes as f64 / median(durations).as_secs_f64() / 1e8).round() / 10.0
 }

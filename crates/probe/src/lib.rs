@@ -219,6 +219,11 @@ fn micros(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e7).round() / 10.0
 }
 
+/// GB/s, to a tenth.
+fn gb_per_s(bytes: u64, duration: Duration) -> f64 {
+    (bytes as f64 / duration.as_secs_f64() / 1e8).round() / 10.0
+}
+
 /// The median; zero when there are none.
 fn median(mut durations: Vec<Duration>) -> Duration {
     durations.sort_unstable();

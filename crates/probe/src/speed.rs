@@ -6,7 +6,7 @@ use gapless::driver::{DriverResult, MemoryDriver};
 use gapless::units::{DeviceAddr, GIB, MIB, StreamId, round_down};
 use serde_json::{Value, json};
 
-use crate::{Measurements, Pass, Question, WHOLE, median};
+use crate::{Measurements, Pass, Question, WHOLE, gb_per_s, median};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
@@ -64,9 +64,8 @@ pub(super) const BANDWIDTH: Question = Question {
             for pass in [Pass::Write, Pass::Read, Pass::Copy] {
                 let rounds: Vec<Duration> =
                     (0..7).map(|_| measurements.stream_over(MAIN, pass, addr, bytes)).collect::<DriverResult<_>>()?;
-                let seconds = median(rounds).as_secs_f64();
                 let name = format!("{pass:?}").to_lowercase();
-                row.insert(name, json!((bytes as f64 / seconds / 1e8).round() / 10.0));
+                row.insert(name, json!(gb_per_s(bytes, median(rounds))));
             }
             Ok(Value::Object(row))
         };

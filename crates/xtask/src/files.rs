@@ -23,6 +23,16 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("{} to {}: {error}", from.display(), to.display())))
 }
 
+/// Copies those files below a folder that `is_wanted` says, with their folders.
+pub fn copy_below(from: &Path, to: &Path, is_wanted: impl Fn(&Path) -> bool) -> Result<(), Failure> {
+    for file in below(from)?.iter().filter(|file| is_wanted(file)) {
+        let copied = to.join(file.strip_prefix(from).expect("it is below the folder"));
+        create_folder(copied.parent().expect("a file is in a folder"))?;
+        copy(file, &copied)?;
+    }
+    Ok(())
+}
+
 /// Copies a file and sets its permissions.
 pub fn install(from: &Path, to: &Path, mode: u32) -> Result<(), Failure> {
     copy(from, to)?;

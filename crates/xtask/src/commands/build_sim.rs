@@ -45,20 +45,16 @@ pub fn run(workspace: &Workspace, arguments: &BuildSimArguments) -> Result<(), F
     };
     let packages = ["--package", PROGRAM, "--package", "gapless-sim-libcuda"];
     process::run(workspace.cargo(["build", "--profile", "bundle"]).args(packages))?;
-    let with = headers.as_deref().map(|headers| (Path::new("cc"), headers));
-    let program = install(workspace, &workspace.target("bundle"), &prefix, with)?;
+    let program = install(workspace, &workspace.target("bundle"), &prefix)?;
+    if let Some(headers) = headers {
+        add_stand_ins(workspace, Path::new("cc"), &headers, &prefix)?;
+    }
     println!("installed: {} run --sweep -- PROGRAM", files::shown(&program));
     Ok(())
 }
 
-/// Installs what was built in `built`, and, where there is a compiler with headers for them, the stand-ins. Looks whether it runs.
-/// Returns the program.
-fn install(
-    workspace: &Workspace,
-    built: &Path,
-    prefix: &Path,
-    with: Option<(&Path, &Path)>,
-) -> Result<PathBuf, Failure> {
+/// Installs what was built in `built`, and looks whether it runs. Returns the program.
+fn install(workspace: &Workspace, built: &Path, prefix: &Path) -> Result<PathBuf, Failure> {
     let (bin, lib) = (prefix.join("bin"), prefix.join(LIBRARIES));
     files::create_folder(&bin)?;
     files::create_folder(&lib)?;
@@ -66,16 +62,18 @@ fn install(
     files::install(&built.join(PROGRAM), &program, 0o755)?;
     files::install(&built.join("libgapless_sim_libcuda.so"), &lib.join(DRIVER), 0o755)?;
     files::link(DRIVER, &lib.join("libcuda.so"))?;
-    if let Some((cc, headers)) = with {
-        let stand_ins = [("cuda_runtime.c", "libcudart-standin.so"), ("nvml.c", "libnvidia-ml.so.1")];
-        for (source, library) in stand_ins {
-            let source = format!("python/tests/cuda_stand_ins/{source}");
-            compile_c(workspace.command(cc), headers, &lib, &source, library)?;
-        }
-    }
     // Where it was installed, it finds what was installed with it.
     process::run(workspace.command(&program).args(["run", "--", "true"]))?;
     Ok(program)
+}
+
+/// Compiles the stand-ins for the CUDA runtime and NVML beside the driver's library.
+fn add_stand_ins(workspace: &Workspace, cc: &Path, headers: &Path, prefix: &Path) -> Result<(), Failure> {
+    for (source, library) in [("cuda_runtime.c", "libcudart-standin.so"), ("nvml.c", "libnvidia-ml.so.1")] {
+        let source = format!("python/tests/cuda_stand_ins/{source}");
+        compile_c(workspace.command(cc), headers, &prefix.join(LIBRARIES), &source, library)?;
+    }
+    Ok(())
 }
 
 /// A wheel has the same folders inside its package.
@@ -88,22 +86,14 @@ fn build_wheel(workspace: &Workspace, headers: Option<PathBuf>) -> Result<(), Fa
     let built = old_systems::build(workspace, &profile, "bundle", &[PROGRAM, "gapless-sim-libcuda"])?;
 
     let folder = files::temporary_folder()?;
-    for file in files::below(&workspace.path(PROJECT))? {
-        let inside = file.strip_prefix(workspace.path(PROJECT)).expect("it is below the folder");
-        if inside.components().any(|part| part.as_os_str() == "__pycache__") {
-            continue;
-        }
-        let copy = folder.path().join(inside);
-        files::create_folder(copy.parent().expect("a file is in a folder"))?;
-        files::copy(&file, &copy)?;
-    }
-    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
-        files::copy(&workspace.path(licence), &folder.path().join(licence))?;
-    }
+    let is_cached = |file: &Path| file.components().any(|part| part.as_os_str() == "__pycache__");
+    files::copy_below(&workspace.path(PROJECT), folder.path(), |file| !is_cached(file))?;
+    python_package::copy_licences(workspace, folder.path())?;
     let package = folder.path().join("gapless_sim");
     let for_old_systems = old_systems::linker(workspace, folder.path())?;
     let cc = for_old_systems.as_deref().unwrap_or(Path::new("cc"));
-    let program = install(workspace, &built, &package, Some((cc, &headers)))?;
+    let program = install(workspace, &built, &package)?;
+    add_stand_ins(workspace, cc, &headers, &package)?;
     let mut binaries = files::entries(&package.join(LIBRARIES))?;
     binaries.retain(|file| !file.is_symlink());
     binaries.push(program);

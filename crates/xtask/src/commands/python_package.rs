@@ -30,6 +30,11 @@ pub fn copy_project(workspace: &Workspace, folder: &Path) -> Result<(), Failure>
     for file in ["setup.py", "pyproject.toml", "README.md", "gapless_start.pth"] {
         files::copy(&workspace.path("python").join(file), &folder.join(file))?;
     }
+    copy_licences(workspace, folder)
+}
+
+/// Copies the licences, which each package has.
+pub fn copy_licences(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
         files::copy(&workspace.path(licence), &folder.join(licence))?;
     }
@@ -39,14 +44,9 @@ pub fn copy_project(workspace: &Workspace, folder: &Path) -> Result<(), Failure>
 /// Copies the modules, with those of packages inside the package.
 pub fn copy_modules(workspace: &Workspace, folder: &Path) -> Result<(), Failure> {
     let package = workspace.path("python/gapless");
-    for file in files::below(&package)? {
-        if file.extension().is_some_and(|ending| ending == "py" || ending == "typed") {
-            let copy = folder.join(file.strip_prefix(&package).expect("it is below the folder"));
-            files::create_folder(copy.parent().expect("a file is in a folder"))?;
-            files::copy(&file, &copy)?;
-        }
-    }
-    Ok(())
+    files::copy_below(&package, folder, |file| {
+        file.extension().is_some_and(|ending| ending == "py" || ending == "typed")
+    })
 }
 
 /// Fails where a program is missing that [`assemble`] needs.
