@@ -57,6 +57,11 @@ pub struct Sharers {
 }
 
 impl Extras {
+    /// Bytes of the block that are asleep, or about to be.
+    pub fn asleep_bytes(&self) -> u64 {
+        self.asleep.iter().map(|part| part.end - part.start).sum()
+    }
+
     /// Whether the block could as well have none.
     pub fn are_needless(&self, owner: StreamIndex) -> bool {
         let alone = self.sharers.home == owner && self.sharers.others.is_empty();

@@ -35,13 +35,9 @@ impl StreamState {
         self.extras.get(&at).is_some_and(|extras| !extras.asleep.is_empty())
     }
 
-    /// Bytes of live blocks that are asleep, or about to be.
-    pub fn asleep_bytes(&self) -> u64 {
-        self.extras.values().flat_map(|extras| &extras.asleep).map(|part| part.end - part.start).sum()
-    }
-
     /// Notes that a part of a live block is asleep, or about to be. Does nothing for one that has been freed.
     pub fn put_to_sleep(&mut self, owner: Owner, offset: u64, part: Range<u64>) {
+        let bytes = part.end - part.start;
         if let Some((_, extras)) = self.mark_shared(owner, offset) {
             extras.sleeps += 1;
             let at = extras.asleep.partition_point(|other| other.start < part.start);
@@ -49,6 +45,7 @@ impl StreamState {
                 Some(before) if before.end == part.start => before.end = part.end,
                 _ => extras.asleep.insert(at, part),
             }
+            self.asleep_bytes += bytes;
         }
     }
 
@@ -56,11 +53,14 @@ impl StreamState {
     /// before.
     pub fn wake_up(&mut self, owner: Owner, offset: u64, part: &Range<u64>) {
         let Entry::Occupied(mut of_block) = self.extras.entry((owner.region, offset)) else { return };
-        let asleep = &mut of_block.get_mut().asleep;
-        let others = asleep
+        let extras = of_block.get_mut();
+        self.asleep_bytes -= extras.asleep_bytes();
+        let others = extras
+            .asleep
             .iter()
             .flat_map(|other| [other.start..other.end.min(part.start), other.start.max(part.end)..other.end]);
-        *asleep = others.filter(|other| other.start < other.end).collect();
+        extras.asleep = others.filter(|other| other.start < other.end).collect();
+        self.asleep_bytes += extras.asleep_bytes();
         if of_block.get().are_needless(owner.stream) {
             of_block.remove();
             self.region(owner.region).expect("a block has a region").heap.unshare(offset);
@@ -135,6 +135,7 @@ impl StreamState {
             }
             if !extras.asleep.is_empty() {
                 // What has no memory cannot be handed out before it has, and nobody uses it.
+                self.asleep_bytes -= extras.asleep_bytes();
                 let asleep = of_block.remove().asleep;
                 let region = self.region(at.0).expect("a block has a region");
                 for awake in region.heap.claim_parts(at.1, &asleep) {

@@ -65,6 +65,8 @@ pub struct StreamState {
     pub pending: PendingBlocks,
     /// Extras of the blocks that their heaps mark as shared: live ones, and pinned ones that were freed.
     pub extras: BTreeMap<BlockAt, Extras>,
+    /// Bytes of live blocks that are asleep, or about to be.
+    pub asleep_bytes: u64,
     /// Claimed bytes of exposed blocks that were freed, whose memory has to go back to the driver.
     pub exposed: Vec<Exposed>,
     /// Bytes of the blocks that were freed and that a pin holds.
@@ -262,6 +264,7 @@ impl Stream {
                 fenced_bytes: 0,
                 pending: PendingBlocks::default(),
                 extras: BTreeMap::new(),
+                asleep_bytes: 0,
                 exposed: Vec::new(),
                 open_elsewhere_bytes: 0,
                 next_ticket: 0,

@@ -44,7 +44,7 @@ impl Door {
     /// What is asleep. Waits for nobody in the slow path.
     pub fn asleep<D: Driver>(&self, shared: &Shared<D>) -> Asleep {
         let Holdings { asleep_bytes, backup_bytes, file_bytes, .. } = *self.holdings.lock();
-        let live_bytes = shared.streams.iter().map(|stream| stream.lock().asleep_bytes()).sum();
+        let live_bytes = shared.streams.iter().map(|stream| stream.lock().asleep_bytes).sum();
         Asleep { asleep_bytes, live_bytes, backup_bytes, file_bytes }
     }
 

@@ -80,7 +80,7 @@ impl OutOfMemory {
         self.cached_bytes += part.cached_bytes;
         self.pending_bytes += part.pending_bytes;
         self.open_elsewhere_bytes += state.open_elsewhere_bytes;
-        self.live_asleep_bytes += state.asleep_bytes();
+        self.live_asleep_bytes += state.asleep_bytes;
         self.streams.push(part);
     }
 

@@ -1,7 +1,7 @@
 //! The check of what is asleep.
 
 use super::super::super::stores::{Store, StoreId};
-use super::super::super::streams::extras::BlockAt;
+use super::super::super::streams::extras::{BlockAt, Extras};
 use super::super::super::streams::state::StreamState;
 use super::whole::WholeChunk;
 use super::{Batch, Batches, Phase, Place, Sleeper};
@@ -85,9 +85,10 @@ impl Batches {
             *listed.entry((part.owner.region, part.block)).or_default() += part.bytes;
         }
         for (at, extras) in state.extras.iter().filter(|(_, extras)| !extras.asleep.is_empty()) {
-            let bytes = extras.asleep.iter().map(|part| part.end - part.start).sum();
-            assert_eq!(listed.get(at), Some(&bytes), "sleep A2: the bytes of {at:?} that are asleep");
+            assert_eq!(listed.get(at), Some(&extras.asleep_bytes()), "sleep A2: the bytes of {at:?} that are asleep");
         }
+        let asleep: u64 = state.extras.values().map(Extras::asleep_bytes).sum();
+        assert_eq!(state.asleep_bytes, asleep, "sleep A2: the bytes of the stream that are asleep");
         let on_record: HashSet<BlockAt> =
             self.retained.parts.iter().filter(|part| part.owner.stream == stream).map(Sleeper::at).collect();
         for (at, extras) in state.extras.iter().filter(|(_, extras)| extras.has_backup) {
@@ -255,6 +256,9 @@ mod tests {
                 region.set_pages(first, run.pages, BlockState::Hole);
             }),
             ("invariant 12: two parts", |allocator| with_moved(allocator, |chunk| chunk.place -= 1)),
+            ("sleep A2: the bytes of the stream", |allocator| {
+                allocator.inner.shared.streams.find(MAIN).unwrap().lock().asleep_bytes += 1;
+            }),
         ];
         assert_noticed(allocator, |allocator| allocator.check(), breaks);
     }
