@@ -186,7 +186,8 @@ fn beside_sleeps(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) ->
     beside_each(table, &format!("a sleep, {what}"), n, setting, sleep, SLEEP_TARGET);
 }
 
-/// Pairs beside `work`, of which a hundred rounds count: the slowest pair of all, and the slowest of a round in the median.
+/// Pairs beside `work`, of which a hundred rounds count: those that were the latest, and how long pairs took by themselves. A pair
+/// is late, too, where the machine was away between two pairs.
 fn beside_each(
     table: &mut Table,
     what: &str,
@@ -201,18 +202,23 @@ fn beside_each(
         println!("cached pair beside {what}, n = {n}: every round was disturbed");
         return;
     }
-    let mut slowest: Vec<Duration> = of_rounds.iter().filter_map(|round| round.iter().max().copied()).collect();
-    slowest.sort_unstable();
-    let latencies = sorted(of_rounds);
-    let what = format!("cached pair beside {what}");
-    table.row(&format!("{what}: median"), n, part_of(&latencies, 0.5), None);
-    table.row(&format!("{what}: slowest of each, median"), n, part_of(&slowest, 0.5), None);
-    table.row(&format!("{what}: slowest of {}", slowest.len()), n, part_of(&slowest, 1.0), target);
+    let (late, by_itself): (Vec<_>, Vec<_>) = of_rounds.into_iter().map(|pairs| (pairs.late, pairs.by_itself)).unzip();
+    for (how, of_rounds) in [("late", late), ("by itself", by_itself)] {
+        let mut slowest: Vec<Duration> = of_rounds.iter().filter_map(|round| round.iter().max().copied()).collect();
+        slowest.sort_unstable();
+        let latencies = sorted(of_rounds);
+        let what = format!("cached pair beside {what}, {how}");
+        table.row(&format!("{what}: median"), n, part_of(&latencies, 0.5), None);
+        table.row(&format!("{what}: 99 %"), n, part_of(&latencies, 0.99), target);
+        table.row(&format!("{what}: slowest of each, median"), n, part_of(&slowest, 0.5), target);
+        table.row(&format!("{what}: slowest of {}", slowest.len()), n, part_of(&slowest, 1.0), target);
+    }
 }
 
 /// Pairs beside `work`, each time in a setting of its own.
 fn beside(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Setting, work: impl Fn(&Setting) + Sync) {
-    let latencies = sorted(rounds_beside(n, setting, work, ROUNDS, TRIES));
+    let of_rounds = rounds_beside(n, setting, work, ROUNDS, TRIES);
+    let latencies = sorted(of_rounds.into_iter().map(|pairs| pairs.late).collect());
     if latencies.is_empty() {
         println!("cached pair beside {what}, n = {n}: every round was disturbed");
         return;
@@ -224,14 +230,14 @@ fn beside(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Settin
     table.row(&format!("cached pair beside {what}: slowest"), n, part(1.0), None);
 }
 
-/// How late each pair was done, in as many rounds as were not disturbed.
+/// The pairs of as many rounds as were not disturbed.
 fn rounds_beside(
     n: u64,
     setting: impl Fn(u64) -> Setting,
     work: impl Fn(&Setting) + Sync,
     rounds: usize,
     tries: usize,
-) -> Vec<Vec<Duration>> {
+) -> Vec<Pairs> {
     let undisturbed = (0..tries).filter_map(|_| round(&setting(n), &work));
     undisturbed.take(rounds).collect()
 }
@@ -248,8 +254,8 @@ fn part_of(latencies: &[Duration], part: f64) -> Cost {
     Cost::per(latencies[((latencies.len() - 1) as f64 * part) as usize], 1)
 }
 
-/// How late each pair is done; `None` where one of the threads lost its processor.
-fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> Option<Vec<Duration>> {
+/// The pairs beside `work`; `None` where one of the threads lost its processor.
+fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> Option<Pairs> {
     let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
@@ -262,9 +268,9 @@ fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> Option<Vec<Durati
             preemptions() == before
         });
         let before = preemptions();
-        let latencies = pairs(setting, &begun, &done);
+        let pairs = Pairs::until(setting, &begun, &done);
         let undisturbed = preemptions() == before;
-        (worker.join().expect("it does not panic") && undisturbed).then_some(latencies)
+        (worker.join().expect("it does not panic") && undisturbed).then_some(pairs)
     })
 }
 
@@ -274,18 +280,33 @@ fn preemptions() -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:")?.trim().parse().ok())
 }
 
-/// How late each pair is done that is due until `done`.
-fn pairs(setting: &Setting, begun: &AtomicBool, done: &AtomicBool) -> Vec<Duration> {
-    let mut latencies = Vec::with_capacity(1 << 16);
-    begun.store(true, Ordering::Release);
-    let mut due = Instant::now();
-    while !done.load(Ordering::Acquire) {
-        while Instant::now() < due {}
-        setting.free(setting.alloc(4 * KIB, setting.other));
-        latencies.push(due.elapsed());
-        due += PACE;
+/// Pairs that were due at fixed times.
+struct Pairs {
+    /// When each was done, after it was due.
+    late: Vec<Duration>,
+    /// How long each took.
+    by_itself: Vec<Duration>,
+}
+
+impl Pairs {
+    /// Those that are due until `done`.
+    fn until(setting: &Setting, begun: &AtomicBool, done: &AtomicBool) -> Self {
+        let [mut late, mut by_itself] = [(); 2].map(|()| Vec::with_capacity(1 << 16));
+        begun.store(true, Ordering::Release);
+        let mut due = Instant::now();
+        while !done.load(Ordering::Acquire) {
+            let mut start = Instant::now();
+            while start < due {
+                start = Instant::now();
+            }
+            setting.free(setting.alloc(4 * KIB, setting.other));
+            let end = Instant::now();
+            late.push(end - due);
+            by_itself.push(end - start);
+            due += PACE;
+        }
+        Self { late, by_itself }
     }
-    latencies
 }
 
 /// Statistics while another thread grows. The slowest of each round; the median of those.
