@@ -14,6 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
@@ -37,6 +38,8 @@ pub struct Connection {
     talk: Mutex<Talk>,
     /// The blocks whose end is to be reported as soon as that can be done. Locked for moments only.
     owed: Mutex<Vec<u64>>,
+    /// Number of opens whose end is not owed yet. Counted up with the talk locked.
+    open: AtomicU64,
 }
 
 /// How far the questions and answers have come.
@@ -65,7 +68,7 @@ impl Connection {
         let socket = sockets::connected(&source.socket, patience)?;
         let (talk, owed) = (Mutex::new(Talk { last: UNASKED, heard: UNASKED }), Mutex::default());
         let id = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { id, source: source.clone(), socket, talk, owed })
+        Ok(Self { id, source: source.clone(), socket, talk, owed, open: AtomicU64::new(0) })
     }
 
     /// The talk, once nobody else asks.
@@ -83,6 +86,9 @@ impl Connection {
         self.say_what_is_owed(&mut talk, patience)?;
         self.say(&mut talk, request, patience)?;
         let answer = self.answer(&mut talk, patience);
+        if matches!(answer, Ok((Reply::Opened { .. }, _))) {
+            self.open.fetch_add(1, Ordering::Relaxed);
+        }
         let _ = self.say_what_is_owed(&mut talk, &Patience::of(Duration::ZERO));
         answer
     }
@@ -218,6 +224,36 @@ impl Connection {
 
     fn owe_close(&self, open: u64) {
         self.owed.lock().push(open);
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Ends it if nothing is open through it, nobody asks, and an answer is owed: that may open a block yet which nobody would
+    /// close. Returns whether it has ended; then the next question needs another one.
+    pub fn end_in_vain(&self) -> bool {
+        let Some(talk) = self.talk.try_lock() else { return false };
+        let is_in_vain = talk.heard < talk.last && self.open.load(Ordering::Relaxed) == 0;
+        if is_in_vain {
+            // Mappings that are kept hold the socket.
+            let _ = shutdown(&self.socket, Shutdown::Both);
+        }
+        is_in_vain
+    }
+
+    /// Closes what answers have opened that came too late, if they are there by now. Waits for nobody.
+    pub fn hear_late_answers(&self) {
+        if let Some(mut talk) = self.talk.try_lock() {
+            self.hear(&mut talk);
+        }
+    }
+
+    fn hear(&self, talk: &mut Talk) {
+        let now = Patience::of(Duration::ZERO);
+        if talk.heard < talk.last
+            && let Ok((Reply::Opened { open, .. }, _)) = self.answer(talk, &now)
+        {
+            self.owed.lock().push(open);
+        }
+        let _ = self.say_what_is_owed(talk, &now);
     }
 
     /// Closes a block. Returns once the exporter has closed it, too, unless that does not answer: then it is notified all the same.
@@ -228,7 +264,7 @@ impl Connection {
         let Ok(mut talk) = self.talk(&patience) else { return };
         if talk.heard < talk.last {
             // An answer is owed already: what comes is not waited for.
-            let _ = self.say_what_is_owed(&mut talk, &Patience::of(Duration::ZERO));
+            self.hear(&mut talk);
         } else if self.say_what_is_owed(&mut talk, &patience).is_ok() {
             // Where the other process has ended, there is nothing to give back.
             let _ = self.answer(&mut talk, &patience);

@@ -170,7 +170,8 @@ impl<D: Driver> Importer<D> {
         self.open_within(handle, PATIENCE)
     }
 
-    /// As [`open`](Self::open), but waits at most so long for the other process.
+    /// As [`open`](Self::open), but waits at most so long for the other process. What that opens later is closed: at once, or,
+    /// where other blocks of it are open, when another one is opened or closed, or with [`settle`](Self::settle).
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -203,6 +204,7 @@ impl<D: Driver> Importer<D> {
             Ok(mapping) => mapping,
             Err(error) => {
                 connection.close_unheard(opened.open);
+                inner.forget_in_vain(&connection);
                 return Err(error);
             }
         };
@@ -230,11 +232,17 @@ impl<D: Driver> Importer<D> {
         self.inner.notify_closed(Connection::close);
     }
 
-    /// Closes the blocks that nobody uses any more and that could not be closed during a capture, if there is none now.
+    /// Closes the blocks that nobody uses any more and that could not be closed during a capture, if there is none now, and those
+    /// that an exporter has opened when nobody waited for its answer any more.
     pub fn settle(&self) {
         if self.inner.process.is_current() {
             self.inner.remove_leaving(&mut self.inner.state.lock());
             self.inner.notify_closed(Connection::close);
+            let connections: Vec<_> = self.inner.state.lock().connections.values().cloned().collect();
+            for connection in connections {
+                connection.hear_late_answers();
+                self.inner.forget_in_vain(&connection);
+            }
         }
     }
 
@@ -305,6 +313,7 @@ impl<D: Driver> Inner<D> {
                 Err(error) => error,
             };
             if !matches!(&error, ShareError::ExporterGone(_) | ShareError::Message(_) | ShareError::Busy) {
+                self.forget_in_vain(&connection);
                 return Err(error);
             }
             self.forget(&connection);
@@ -339,11 +348,19 @@ impl<D: Driver> Inner<D> {
         }
     }
 
+    /// As [`forget`](Self::forget), where the connection is only good for an answer that nobody waits for any more.
+    fn forget_in_vain(&self, connection: &Arc<Connection>) {
+        if connection.end_in_vain() {
+            self.forget(connection);
+        }
+    }
+
     /// Notifies the exporters of what is closed. Called with nothing locked.
     fn notify_closed(&self, close: impl Fn(&Connection, u64)) {
         let closed = std::mem::take(&mut self.state.lock().closed);
         for (connection, open) in closed {
             close(&connection, open);
+            self.forget_in_vain(&connection);
         }
     }
 

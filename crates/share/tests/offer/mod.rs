@@ -92,6 +92,8 @@ impl Offer {
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
         listen(&listener, 8).unwrap();
+        // Who waits for a connection that does not come is not to hang.
+        set_socket_timeout(&listener, Timeout::Recv, Some(LIMIT)).unwrap();
         (Handle::from_bytes(&bytes).unwrap(), listener)
     }
 
@@ -129,7 +131,7 @@ pub fn is_closed(socket: &OwnedFd) -> bool {
 /// Returns the question to a process that plays an exporter, its number first.
 pub fn asked(connection: &OwnedFd) -> Vec<u8> {
     // A test that fails is not to hang.
-    set_socket_timeout(connection, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
+    set_socket_timeout(connection, Timeout::Recv, Some(LIMIT)).unwrap();
     let mut bytes = [0; 1 << 14];
     let (got, _) = recv(connection, &mut bytes[..], RecvFlags::empty()).unwrap();
     bytes[..got].to_vec()

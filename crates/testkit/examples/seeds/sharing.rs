@@ -12,6 +12,9 @@ pub fn steps() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("open_and_close", then(&[OPEN, 0, OPEN, 0, CLOSE, 0, CLOSE, 0, FREE, 0, OPEN, 0])),
         ("freed_while_open", then(&[OPEN, 0, FREE, 0, ALLOC, 16, 9, LEAVE, OPEN, 0, CLOSE, 0, OPEN, 0])),
+        // Given up at once by whoever asks nothing more; and the input that fuzzing found.
+        ("given_up", then(&[OPEN, 15])),
+        ("given_up_2", vec![ALLOC, 246, 255, 255, OFFER, 4, ALLOC, 255, 9, 255, 223, 0, CLOSE, 0, OPEN, 255]),
         (
             "many_chunks",
             vec![ALLOC, 200, 1, OFFER, 0, ALLOC, 1, 1, OFFER, 1, OPEN, 0, OPEN, 1, FREE, 0, LEAVE, CLOSE, 0],
