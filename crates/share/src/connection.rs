@@ -49,6 +49,8 @@ struct Talk {
     last: u64,
     /// The number of the last one that was answered. Answers come in the order of their questions.
     heard: u64,
+    /// The number of the last one that asks for a block to be opened.
+    opening: u64,
 }
 
 /// A block that the exporter has pinned.
@@ -66,7 +68,7 @@ impl Connection {
     pub fn new(source: &Source, patience: &Patience) -> Result<Self, ShareError> {
         static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
         let socket = sockets::connected(&source.socket, patience)?;
-        let (talk, owed) = (Mutex::new(Talk { last: UNASKED, heard: UNASKED }), Mutex::default());
+        let (talk, owed) = (Mutex::new(Talk { last: UNASKED, heard: UNASKED, opening: UNASKED }), Mutex::default());
         let id = CONNECTIONS.fetch_add(1, Ordering::Relaxed);
         Ok(Self { id, source: source.clone(), socket, talk, owed, open: AtomicU64::new(0) })
     }
@@ -113,6 +115,9 @@ impl Connection {
                 Err(errno) => return Err(self.lost(errno)),
                 Ok(()) => {
                     talk.last = question.number;
+                    if matches!(question.request, Request::Open { .. }) {
+                        talk.opening = question.number;
+                    }
                     return Ok(());
                 }
             }
@@ -227,11 +232,13 @@ impl Connection {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Ends it if nothing is open through it, nobody asks, and an answer is owed: that may open a block yet which nobody would
-    /// close. Returns whether it has ended; then the next question needs another one.
+    /// Ends it if nobody asks, nothing is open through it, and something may be at the exporter that nobody would close: what an
+    /// answer opens that comes too late, or what could not be reported. Returns whether it has ended; then the next question needs
+    /// another one.
     pub fn end_in_vain(&self) -> bool {
         let Some(talk) = self.talk.try_lock() else { return false };
-        let is_in_vain = talk.heard < talk.last && self.open.load(Ordering::Relaxed) == 0;
+        let is_left = talk.heard < talk.opening || !self.owed.lock().is_empty();
+        let is_in_vain = is_left && self.open.load(Ordering::Relaxed) == 0;
         if is_in_vain {
             // Mappings that are kept hold the socket.
             let _ = shutdown(&self.socket, Shutdown::Both);
