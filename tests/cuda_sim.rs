@@ -289,6 +289,21 @@ fn the_check_at_opening_leaves_nothing_behind() {
     }
 }
 
+/// Addresses are not freed where something is mapped, although the check has failed.
+#[test]
+fn what_the_check_could_not_unmap_keeps_its_addresses() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = folder.path().to_str().unwrap();
+    let settings =
+        [("GAPLESS_SIM_FAIL", "cuMemUnmap:1:999"), ("GAPLESS_SIM_STRICT", "1"), ("GAPLESS_SIM_RECORD", record)];
+    with_settings("what_the_check_could_not_unmap_keeps_its_addresses", &settings, || {
+        assert!(!open().features().rdma, "the next cycle, with fewer features, succeeds");
+        let folder = std::env::var_os("GAPLESS_SIM_RECORD").unwrap();
+        let told = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        assert!(told.is_empty(), "a rule was broken: {told:?}");
+    });
+}
+
 /// Opens a device whose driver answers every `call` with `answer`, and checks the error.
 fn opened_with(test: &str, call: &str, answer: u32, check: impl FnOnce(&OpenError)) {
     let fault = format!("{call}:*:{answer}");

@@ -413,12 +413,7 @@ impl<D: Driver> Inner<D> {
             let state = self.state.lock();
             let bytes = listed.iter().map(|chunk| chunk.bytes).sum();
             let addr = self.driver.reserve(bytes, self.driver.granularity())?;
-            let mapped = self.map_at(&state, addr, bytes, listed, &keys);
-            if mapped.is_err() {
-                // Nothing is mapped there; an address that stays reserved costs nothing.
-                let _ = self.driver.address_free(addr, bytes);
-            }
-            mapped?;
+            self.map_at(&state, addr, bytes, listed, &keys)?;
             Ok((addr, bytes))
         });
         match done {
@@ -480,7 +475,8 @@ impl<D: Driver> Inner<D> {
         Ok(())
     }
 
-    /// Maps the chunks one behind the other, with access. On failure, nothing is mapped.
+    /// Maps the chunks one behind the other, with access, at reserved addresses. On failure, nothing is mapped, and the addresses
+    /// are given back. Where the driver does not unmap, they stay.
     fn map_at(
         &self,
         state: &State<D>,
@@ -499,8 +495,12 @@ impl<D: Driver> Inner<D> {
             end = end.offset(chunk.bytes);
         }
         mapped = mapped.and_then(|()| self.driver.set_access(addr, bytes));
-        if mapped.is_err() && end > addr {
-            self.driver.unmap(addr, end.0 - addr.0)?;
+        if mapped.is_err() {
+            if end > addr {
+                self.driver.unmap(addr, end.0 - addr.0)?;
+            }
+            // Addresses that stay reserved cost nothing.
+            let _ = self.driver.address_free(addr, bytes);
         }
         mapped
     }

@@ -18,6 +18,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "64-bit only, like the driver")]
 
 mod accounts;
+pub mod broken;
 mod calls;
 mod context;
 mod counts;
@@ -31,5 +32,6 @@ mod others;
 pub mod record;
 pub mod rules;
 pub mod settings;
+pub mod stacks;
 mod state;
 mod streams;

@@ -3,7 +3,7 @@
 //! `crates/sim/tests/programs/rules.c` asks each question by the name of its rule; it can be asked of a GPU as well. Tests of
 //! `crates/sim` compare the answers with these, and write the table of `docs/using/sim.md` from them.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 /// A rule.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,31 @@ pub enum Known {
     Assumed,
 }
 
+impl Known {
+    /// Where the questions are written down.
+    const FACTS: &str = "docs/internals/driver-facts.md";
+
+    fn text(self, fact: impl Fn(&str) -> String) -> String {
+        match self {
+            Answered(id) => format!("an H100 answers the same: {}", fact(id)),
+            Stricter(id) => format!("an H100 allows it: {}", fact(id)),
+            Documented(page) => format!("the page of `{page}`; a GPU was not asked"),
+            Assumed => "assumed; a GPU has to say".to_owned(),
+        }
+    }
+
+    /// For a document in `docs/using`.
+    fn linked(self) -> String {
+        self.text(|id| format!("[`{id}`](../internals/driver-facts.md#{id})"))
+    }
+}
+
+impl fmt::Display for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text(|id| format!("`{id}` in {}", Self::FACTS)))
+    }
+}
+
 const fn rule(name: &'static str, what: &'static str, code: u32, known: Known) -> Rule {
     Rule { name, what, answer: Answer::Code(code), known }
 }
@@ -47,15 +72,22 @@ const fn rule(name: &'static str, what: &'static str, code: u32, known: Known) -
 use Known::{Answered, Assumed, Documented, Stricter};
 
 /// The rules that a program can break by one call.
-pub const RULES: [Rule; 35] = [
+pub const RULES: [Rule; 40] = [
     rule("begin_without_init", "a call before `cuInit`", 3, Documented("cuInit")),
-    rule("info_without_context", "`cuMemGetInfo` without a current context", 201, Answered("without_context")),
+    rule(
+        "info_without_context",
+        "a call that needs a current context, such as `cuMemGetInfo`, without one",
+        201,
+        Answered("without_context"),
+    ),
     rule("create_without_context", "`cuMemCreate` without a current context", 0, Answered("without_context")),
     rule("reserve_odd", "a reservation that is no multiple of 2 MiB, but of 4 KiB", 1, Assumed),
     rule("create_odd", "a chunk that is no multiple of 2 MiB", 1, Documented("cuMemCreate")),
     rule("create_too_much", "a chunk that is larger than the device", 2, Assumed),
     rule("map_part", "to map a part of a chunk", 801, Answered("sub_size_map")),
     rule("map_offset", "to map with an offset", 1, Documented("cuMemMap")),
+    rule("map_released", "to map a chunk whose handle was released", 1, Assumed),
+    rule("map_unreserved", "to map at addresses that are not reserved", 1, Documented("cuMemMap")),
     rule("map_over", "to map where something is mapped", 1, Documented("cuMemMap")),
     rule("map_again", "to map a chunk at a second address", 0, Answered("alias_coherence")),
     rule("unmap_two", "to unmap two adjacent mappings by one call", 0, Answered("unmap_two")),
@@ -69,10 +101,23 @@ pub const RULES: [Rule; 35] = [
     rule("release_mapped", "to use a mapping whose handle was released", 0, Documented("cuMemRelease")),
     rule("free_mapped", "to free addresses where something is mapped", 1, Assumed),
     rule("free_part", "to free a part of a reservation", 1, Documented("cuMemAddressFree")),
+    rule("free_again", "to free addresses that were freed", 1, Assumed),
+    rule("free_twice", "to free memory of `cuMemAlloc` twice", 1, Assumed),
+    rule("work_unmapped", "to wait for work where nothing is mapped", 700, Assumed),
     rule("work_without_access", "to wait for work on a mapping without access", 700, Documented("cuMemMap")),
-    rule("wait_after_unmap", "to wait for work whose memory was unmapped under it", 700, Answered("unmap_in_use")),
+    rule(
+        "wait_after_unmap",
+        "to wait for work whose memory was unmapped, or freed, under it",
+        700,
+        Answered("unmap_in_use"),
+    ),
     rule("create_after_loss", "a chunk after such work", 700, Stricter("unmap_in_use")),
-    rule("reset_info", "`cuMemGetInfo` after a reset of the context", 709, Answered("context_reset")),
+    rule(
+        "reset_info",
+        "a call that needs a context, such as `cuMemGetInfo`, after a reset",
+        709,
+        Answered("context_reset"),
+    ),
     rule("reset_chunk", "to unmap after a reset of the context", 0, Answered("context_reset")),
     Rule {
         name: "dead_stream",
@@ -80,15 +125,43 @@ pub const RULES: [Rule; 35] = [
         answer: Answer::Ends,
         known: Answered("dead_stream"),
     },
-    rule("capture_create", "`cuMemCreate` in a capture of the global mode", 900, Stricter("capture_same_thread")),
-    rule("capture_query", "`cuEventQuery` in a capture of the global mode", 900, Answered("capture_same_thread")),
-    rule("capture_synchronize", "`cuCtxSynchronize` in a capture", 900, Answered("capture_synchronize")),
+    rule(
+        "capture_create",
+        "to create memory in a capture of the global mode, with `cuMemCreate`",
+        900,
+        Stricter("capture_same_thread"),
+    ),
+    rule(
+        "capture_query",
+        "to ask for an event or a stream in a capture of the global mode, with `cuEventQuery`",
+        900,
+        Answered("capture_same_thread"),
+    ),
+    rule(
+        "capture_synchronize",
+        "to wait for what is captured, with `cuCtxSynchronize`",
+        900,
+        Answered("capture_synchronize"),
+    ),
     rule("capture_event", "`cuEventQuery` of an event that was recorded in a capture", 907, Answered("captured_event")),
     rule("capture_wait", "that a captured stream waits for an event from outside", 905, Answered("capture_wait")),
-    rule("capture_id", "`cuStreamGetId` of a captured stream", 900, Answered("stream_ids")),
+    rule(
+        "capture_id",
+        "the number or the context of a captured stream, with `cuStreamGetId`",
+        900,
+        Answered("stream_ids"),
+    ),
     rule("capture_legacy", "the legacy stream while a blocking one is captured", 906, Answered("capture_blocking")),
     rule("capture_end", "the graph of a capture that was broken", 901, Answered("capture_synchronize")),
 ];
+
+/// Rules whose answer is no fault of the program: memory may be short, and a fault before has consequences.
+pub const NO_FAULTS: [&str; 3] = ["create_too_much", "create_after_loss", "capture_end"];
+
+/// Returns the rule of a name.
+pub fn find(name: &str) -> Rule {
+    *RULES.iter().find(|rule| rule.name == name).expect("the name of a rule")
+}
 
 /// Returns the rules as a table for a document in `docs/using`.
 pub fn table() -> String {
@@ -99,13 +172,7 @@ pub fn table() -> String {
             Answer::Code(code) => code.to_string(),
             Answer::Ends => "the process ends".to_owned(),
         };
-        let fact = |id: &str| format!("[`{id}`](../internals/driver-facts.md#{id})");
-        let known = match rule.known {
-            Answered(id) => format!("an H100 answers the same: {}", fact(id)),
-            Stricter(id) => format!("an H100 allows it: {}", fact(id)),
-            Documented(page) => format!("the page of `{page}`; a GPU was not asked"),
-            Assumed => "assumed; a GPU has to say".to_owned(),
-        };
+        let known = rule.known.linked();
         writeln!(text, "| `{}` | {} | {answer} | {known} |", rule.name, rule.what).expect("a string can be written to");
     }
     text

@@ -16,6 +16,7 @@
 //! | `GAPLESS_SIM_NO_COPIES` | with `1`, copies between host and device are checked and counted, and move no byte | |
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 //! | `GAPLESS_SIM_MISSING` | with `1`, each function that a program looks up and that is not there is named on stderr | |
+//! | `GAPLESS_SIM_STRICT` | with `1`, [calls that break a rule](crate::broken) are told on stderr | |
 //! | `GAPLESS_SIM_RECORD` | folder that each process leaves its [record](crate::record) in when it ends | |
 //!
 //! `GAPLESS_SIM_LIBCUDA` and `GAPLESS_SIM_LIBRARIES` are read by tests and by `gapless-sim`. A variable that has another value, or
@@ -77,6 +78,8 @@ pub struct Settings {
     pub faults: Vec<Fault>,
     /// Whether functions that are looked up and not there are named.
     pub names_missing: bool,
+    /// Whether calls that break a rule are told.
+    pub strict: bool,
     /// The folder of the records of processes.
     pub record: Option<PathBuf>,
     /// What is wrong with the variables. Defaults are in the place of such settings.
@@ -109,8 +112,11 @@ impl Settings {
                 eprintln!("gapless-sim: {wrong}");
             }
             faults::plan(settings.faults.clone());
-            if settings.record.is_some() {
+            if settings.record.is_some() || settings.strict {
                 crate::counts::restart();
+            }
+            if settings.strict {
+                crate::broken::tell();
             }
             settings
         })
@@ -146,6 +152,7 @@ impl Settings {
                 .parsed("FAIL", |text| faults::parse(text).map_err(|error| error.to_string()))
                 .unwrap_or_default(),
             names_missing: from.flag("MISSING"),
+            strict: from.flag("STRICT"),
             record: from.path("RECORD"),
             wrong: Vec::new(),
         };

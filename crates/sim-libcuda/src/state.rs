@@ -12,6 +12,7 @@ use gapless::driver::{ChunkHandle, DriverResult, MemoryDriver};
 use parking_lot::{Mutex, RwLock};
 
 use crate::accounts::Accounts;
+use crate::broken;
 use crate::context::{Context, OtherContext};
 use crate::ipc::{OfProcess, SharedEvent};
 use crate::settings::Settings;
@@ -270,17 +271,7 @@ impl State {
 
     /// Returns `true` if all of `[addr, addr + bytes)` is mapped, and `by` may access it.
     pub fn accessible(&self, mappings: &BTreeMap<u64, Mapping>, by: Accessor, addr: u64, bytes: u64) -> bool {
-        let Some(end) = addr.checked_add(bytes) else { return false };
-        let mut at = addr;
-        while at < end {
-            match mappings.range(..=at).next_back() {
-                Some((start, mapping)) if at - start < mapping.bytes && self.may_access(mapping, by) => {
-                    at = start + mapping.bytes
-                }
-                _ => return false,
-            }
-        }
-        true
+        addr.checked_add(bytes).is_some() && self.inaccessible(mappings, by, addr, bytes).is_none()
     }
 
     fn may_access(&self, mapping: &Mapping, by: Accessor) -> bool {
@@ -310,6 +301,39 @@ impl State {
             at += mapping.bytes;
         }
         (at == end && !starts.is_empty()).then_some(starts)
+    }
+
+    /// Returns a mapping of which a part lies in `[addr, addr + bytes)`: where it begins, and its size.
+    pub fn overlapping(mappings: &BTreeMap<u64, Mapping>, addr: u64, bytes: u64) -> Option<(u64, u64)> {
+        let (start, mapping) = mappings.range(..addr.saturating_add(bytes)).next_back()?;
+        let first = mappings.range(..=addr).next_back().filter(|(start, mapping)| addr - *start < mapping.bytes);
+        let (start, mapping) = first.or((*start >= addr).then_some((start, mapping)))?;
+        Some((*start, mapping.bytes))
+    }
+
+    /// Returns whether an address lies inside of a mapping, and not at its beginning.
+    pub fn is_cut(mappings: &BTreeMap<u64, Mapping>, addr: u64) -> bool {
+        mappings.range(..addr).next_back().is_some_and(|(start, mapping)| addr - start < mapping.bytes)
+    }
+
+    /// Returns the first address of `[addr, addr + bytes)` that `by` may not access, and whether something is mapped there.
+    pub fn inaccessible(
+        &self,
+        mappings: &BTreeMap<u64, Mapping>,
+        by: Accessor,
+        addr: u64,
+        bytes: u64,
+    ) -> Option<(u64, bool)> {
+        let end = addr.checked_add(bytes)?;
+        let mut at = addr;
+        while at < end {
+            let here = mappings.range(..=at).next_back().filter(|(start, mapping)| at - *start < mapping.bytes);
+            match here {
+                Some((start, mapping)) if self.may_access(mapping, by) => at = start + mapping.bytes,
+                found => return Some((at, found.is_some())),
+            }
+        }
+        None
     }
 
     /// Allocates memory for `cuMemAlloc`, and returns its address.
@@ -352,6 +376,7 @@ impl State {
     /// Undoes [`map_plain`](Self::map_plain).
     pub fn unmap_plain(&self, addr: u64, bytes: u64, chunk: ChunkHandle) {
         let Some((_, device)) = self.reservations.lock().remove(&addr) else { return };
+        broken::unmapping(addr, bytes);
         self.mappings.write().remove(&addr);
         let host = &self.devices[device].host;
         let _ = host.unmap(DeviceAddr(addr), bytes);

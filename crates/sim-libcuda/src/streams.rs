@@ -12,6 +12,7 @@ use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::broken;
 use crate::context::Context;
 
 /// A flag that is set once, when the operations before it have completed.
@@ -255,7 +256,9 @@ impl Streams {
     /// Stops the process if a stream of this handle was destroyed.
     fn expect_not_destroyed(&self, handle: u64) {
         if self.destroyed.lock().iter().any(|(destroyed, _)| *destroyed == handle) {
-            eprintln!("simulated libcuda: stream {handle:#x} was used after it had been destroyed");
+            let text = format!("stream {handle:#x} was used after it had been destroyed");
+            eprintln!("simulated libcuda: {text}");
+            broken::rule("dead_stream", 0, || text);
             std::process::abort();
         }
     }

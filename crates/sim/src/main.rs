@@ -9,6 +9,7 @@ mod libraries;
 mod program;
 mod report;
 mod run;
+mod sarif;
 mod sweep;
 
 use clap::{Parser, Subcommand};

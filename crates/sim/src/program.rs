@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::environment::Environment;
+use gapless_sim_libcuda::broken::{self, Broken};
 use gapless_sim_libcuda::record::Record;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde::Serialize;
@@ -58,6 +59,8 @@ pub struct Ran {
     pub time: Duration,
     /// What its processes left, or none where each ended without.
     pub record: Option<Record>,
+    /// The rules that its calls broke, where these are told.
+    pub broken: Vec<Broken>,
 }
 
 /// Where what a program writes to stderr goes.
@@ -89,8 +92,9 @@ pub fn run_with_streams(program: &[OsString], environment: &Environment, stop: &
         }
         pause(start);
     };
-    let record = folder.map(|folder| record_in(folder.path())).transpose()?.flatten();
-    Ok(Ran { ending, time: start.elapsed(), record })
+    let time = start.elapsed();
+    let (record, broken) = folder.map(|folder| records_in(folder.path())).transpose()?.unwrap_or_default();
+    Ok(Ran { ending, time, record, broken })
 }
 
 /// Runs a program that reads nothing and whose output nobody sees, for `limit` at most. It is a process group of its own, which is
@@ -130,7 +134,9 @@ pub fn run_alone(
         }
         pause(start);
     };
-    Ok(Ran { ending, time: start.elapsed(), record: record_in(&records)? })
+    let time = start.elapsed();
+    let (record, broken) = records_in(&records)?;
+    Ok(Ran { ending, time, record, broken })
 }
 
 /// Whether somebody wants this process to end.
@@ -169,18 +175,26 @@ fn pause(start: Instant) {
     thread::sleep((start.elapsed() / 20).clamp(Duration::from_micros(200), Duration::from_millis(50)));
 }
 
-/// The sum of the records of all processes.
-fn record_in(folder: &Path) -> Result<Option<Record>, Failure> {
+/// The sum of the records of all processes, and the rules that they broke.
+fn records_in(folder: &Path) -> Result<(Option<Record>, Vec<Broken>), Failure> {
     let mut sum: Option<Record> = None;
+    let mut rules = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        // One that was being written when its process was killed.
-        if path.extension().is_some() {
-            continue;
+        let failed = |error: &dyn fmt::Display| Failure::Bad(format!("{}: {error}", path.display()));
+        match path.extension() {
+            None => {
+                let record: Record = fs::read_to_string(&path)?.parse().map_err(|error| failed(&error))?;
+                sum.get_or_insert_default().add(&record);
+            }
+            Some(ending) if ending == broken::ENDING => {
+                for line in fs::read_to_string(&path)?.lines() {
+                    rules.push(serde_json::from_str(line).map_err(|error| failed(&error))?);
+                }
+            }
+            // One that was being written when its process was killed.
+            Some(_) => {}
         }
-        let record: Record =
-            fs::read_to_string(&path)?.parse().map_err(|error| Failure::Bad(format!("{}: {error}", path.display())))?;
-        sum.get_or_insert_default().add(&record);
     }
-    Ok(sum)
+    Ok((sum, rules))
 }

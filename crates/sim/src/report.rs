@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::program::{Ending, Ran};
+use gapless_sim_libcuda::broken::Broken;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -19,10 +20,13 @@ pub struct Report {
     /// Null where the program called no function of the driver, or ended without its handlers.
     calls: Option<BTreeMap<String, u64>>,
     held_bytes: Option<u64>,
+    /// With `--strict` alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    broken: Option<Vec<Broken>>,
 }
 
 impl Report {
-    pub fn of(program: &[OsString], settings: BTreeMap<String, String>, ran: &Ran) -> Self {
+    pub fn of(program: &[OsString], settings: BTreeMap<String, String>, ran: &Ran, is_strict: bool) -> Self {
         Self {
             program: words(program),
             settings,
@@ -30,6 +34,7 @@ impl Report {
             seconds: ran.time.as_secs_f64(),
             calls: ran.record.as_ref().map(|record| record.calls.clone()),
             held_bytes: ran.record.as_ref().map(|record| record.held_bytes),
+            broken: is_strict.then(|| ran.broken.clone()),
         }
     }
 }
@@ -37,6 +42,11 @@ impl Report {
 /// The words of a command as text.
 pub fn words(program: &[OsString]) -> Vec<String> {
     program.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// Whether a file is to have the rules that were broken alone, as SARIF.
+pub fn is_sarif(file: &Path) -> bool {
+    file.extension().is_some_and(|ending| ending == "sarif")
 }
 
 /// Writes a report as JSON.

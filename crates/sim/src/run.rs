@@ -6,6 +6,7 @@ use crate::environment::Environment;
 use crate::libraries::Libraries;
 use crate::program::{self, Ending, Stop};
 use crate::report::{self, Report};
+use crate::sarif;
 use crate::sweep::{self, SweepArguments};
 use crate::{BAD, Failure};
 use clap::Args;
@@ -41,6 +42,10 @@ pub struct RunArguments {
     #[arg(long)]
     missing: bool,
 
+    /// Tell each call that breaks a rule of the driver, with its stack, and end with code 1 where there was one
+    #[arg(long)]
+    strict: bool,
+
     /// Put the stand-in for the CUDA runtime before the program's own, for programs with kernels, none of which runs
     #[arg(long)]
     runtime: bool,
@@ -56,7 +61,7 @@ pub struct RunArguments {
     #[command(flatten)]
     how: SweepArguments,
 
-    /// Write what was found as JSON
+    /// Write what was found as JSON, or as SARIF to a FILE whose name ends with .sarif
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 
@@ -70,7 +75,8 @@ pub fn after_help() -> String {
     format!(
         "Known devices: {}.\n\n\
          Exit codes: those of the program, or 128 and the number of the signal that ended it; 2 for bad arguments, or if it \
-         cannot be started. With --sweep 0, or 1 if a run crashed, ran into the time limit or held memory.\n\n\
+         cannot be started. With --strict, 1 in the place of 0 if a rule was broken. With --sweep 0, or 1 if a run crashed, ran \
+         into the time limit, held memory or broke a rule.\n\n\
          The environment variables GAPLESS_SIM_* have more settings: docs/using/sim.md lists them.",
         device::all_names()
     )
@@ -92,15 +98,27 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     {
         return Err(Failure::Bad(format!("there is no folder {}", folder.display())));
     }
+    if file.is_some_and(report::is_sarif) && !arguments.strict {
+        return Err(Failure::Bad("SARIF has the rules that were broken, which --strict asks for".into()));
+    }
     let stop = Stop::on_signals()?;
     if arguments.sweep {
         return sweep::run(&arguments.how, &arguments.program, &environment, file, &stop);
     }
     let ran = program::run_with_streams(&arguments.program, &environment, &stop)?;
-    if let Some(file) = file {
-        report::write(file, &Report::of(&arguments.program, environment.settings(), &ran))?;
+    match file {
+        Some(file) if report::is_sarif(file) => report::write(file, &sarif::log(&ran.broken))?,
+        Some(file) => {
+            let report = Report::of(&arguments.program, environment.settings(), &ran, arguments.strict);
+            report::write(file, &report)?;
+        }
+        None => {}
+    }
+    if !ran.broken.is_empty() {
+        eprintln!("gapless-sim: broken {}", sarif::rules(&ran.broken));
     }
     Ok(match ran.ending {
+        Ending::Exit(0) => u8::from(!ran.broken.is_empty()),
         Ending::Exit(status) => u8::try_from(status).unwrap_or(BAD),
         Ending::Signal(number) => u8::try_from(128 + number).unwrap_or(BAD),
         Ending::TimeLimit => BAD,
@@ -126,6 +144,9 @@ fn environment(arguments: &RunArguments) -> Environment {
     }
     if arguments.missing {
         environment.set("GAPLESS_SIM_MISSING", "1");
+    }
+    if arguments.strict {
+        environment.set("GAPLESS_SIM_STRICT", "1");
     }
     environment
 }

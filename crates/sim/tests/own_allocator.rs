@@ -11,7 +11,7 @@ use world::{Ended, World, beside};
 /// Left out is `cuThreadExchangeStreamCaptureMode`, of which there are hundreds of calls; of those that make a context current,
 /// every tenth is looked at.
 #[test]
-fn no_call_that_fails_crashes_gapless_or_leaves_memory() {
+fn no_call_that_fails_crashes_gapless_leaves_memory_or_breaks_a_rule() {
     let Some(library) = beside("libgapless_capi.so") else {
         println!("skipped: libgapless_capi.so was not built");
         return;
@@ -25,7 +25,7 @@ fn no_call_that_fails_crashes_gapless_or_leaves_memory() {
         cc.arg("-I").arg(root.join("include")).arg("-L").arg(world.path("")).arg("-lgapless");
     });
     let sweep = |arguments: &[&str]| {
-        let common = ["--capacity", "256MiB", "--sweep", "--may-give-up"];
+        let common = ["--capacity", "256MiB", "--sweep", "--strict", "--may-give-up"];
         let mut command = world.command(&[&common[..], arguments].concat(), &[&program]);
         Ended::of(command.env("LD_LIBRARY_PATH", world.path("")).output().unwrap())
     };

@@ -3,7 +3,8 @@
 
 mod world;
 
-use gapless_sim_libcuda::rules::{Answer, Known, RULES, table};
+use gapless_sim_libcuda::rules::{Answer, Known, NO_FAULTS, RULES, table};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use world::World;
 
@@ -23,6 +24,37 @@ fn the_simulation_answers_as_the_rules_say() {
             Answer::Code(code) => assert_eq!(ended.stdout, format!("{code}\n"), "{}: {ended:?}", rule.name),
             Answer::Ends => assert!(ended.code.is_some_and(|code| code > 128), "{}: {ended:?}", rule.name),
         }
+    }
+}
+
+/// Who breaks a rule is told which one it was, by which call, and from where.
+#[test]
+fn broken_rules_are_told_by_name() {
+    let world = World::new();
+    let program = world.compile("rules", &["-g"]);
+    for rule in RULES {
+        let report = world.path("report.json");
+        let arguments = ["--strict", "--report", report.to_str().unwrap()];
+        let ended = world.run(&arguments, &[&program, Path::new(rule.name)]);
+        let report: Value = serde_json::from_str(&std::fs::read_to_string(&report).unwrap()).unwrap();
+        let broken = report["broken"].as_array().unwrap();
+        if rule.answer == Answer::Code(0) || NO_FAULTS.contains(&rule.name) {
+            let others = broken.iter().filter(|broken| broken["rule"] == rule.name);
+            assert_eq!(others.count(), 0, "{}: {ended:?}", rule.name);
+            continue;
+        }
+        let [broken] = &broken[..] else { panic!("{}: {ended:?}", rule.name) };
+        assert_eq!(broken["rule"], rule.name, "{ended:?}");
+        assert_eq!(broken["known"], rule.known.to_string());
+        assert!(ended.stderr.contains(&format!("broken rule {}: {}", rule.name, rule.what)), "{ended:?}");
+        let expected = match rule.answer {
+            Answer::Code(_) => ended.code == Some(1),
+            Answer::Ends => ended.code.is_some_and(|code| code > 128),
+        };
+        assert!(expected, "{}: {ended:?}", rule.name);
+        let stack = broken["call"]["stack"].as_array().unwrap();
+        let asks = |frame: &&Value| frame["file"].as_str().is_some_and(|file| file.ends_with("rules.c"));
+        assert!(stack.iter().any(|frame| asks(&frame)), "{}: {stack:?}", rule.name);
     }
 }
 

@@ -72,11 +72,12 @@ fn failed(info: &DeviceInfo, needed: u64, error: DriverError) -> OpenError {
 pub(super) fn cycle(vmm: &Vmm<'_>, bytes: u64, access: &[CUmemAccessDesc]) -> DriverResult<()> {
     let chunk = vmm.create(bytes)?;
     let outcome = vmm.reserve(bytes, bytes).and_then(|addr| {
-        let mapped = vmm.map(addr, bytes, chunk).and_then(|()| {
-            let accessed = vmm.set_access(addr, bytes, access);
-            accessed.and(vmm.unmap(addr, bytes))
-        });
-        mapped.and(vmm.address_free(addr, bytes))
+        let mapped = vmm.map(addr, bytes, chunk);
+        let accessed = mapped.as_ref().map_or(Ok(()), |()| vmm.set_access(addr, bytes, access));
+        let unmapped = mapped.as_ref().map_or(Ok(()), |()| vmm.unmap(addr, bytes));
+        // Addresses are not given back while something is mapped there.
+        let freed = unmapped.as_ref().map_or(Ok(()), |()| vmm.address_free(addr, bytes));
+        mapped.and(accessed).and(unmapped).and(freed)
     });
     outcome.and(vmm.release(chunk))
 }

@@ -272,6 +272,25 @@ fn every_call_fails_once() {
     assert_eq!((allocator.stats().pending_bytes, importer.imported_chunks()), (0, 0));
 }
 
+/// Where a map fails and the driver does not unmap what was mapped before, its addresses are not given back.
+#[test]
+fn addresses_of_what_stays_mapped_stay_reserved() {
+    let _turn = turn();
+    let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
+    let target = device(64 * PAGE);
+    let importer = Importer::new(Arc::clone(&target));
+    let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let handle = exporter.export(&allocator, block).unwrap();
+    target.arm(Fault::nth(1, DriverErrorKind::Other).only([DriverCall::Map, DriverCall::Unmap]).from_then_on());
+    assert!(matches!(importer.open(&handle), Err(ShareError::Driver(_))));
+    assert_eq!(target.fired(), 2, "a map and an unmap");
+    target.disarm();
+    assert_eq!(target.passed()[DriverCall::AddressFree], 0);
+    drop(importer.open(&handle).unwrap());
+    assert_eq!(target.passed()[DriverCall::AddressFree], 1);
+    allocator.free(block).unwrap();
+}
+
 /// A bucket of weights: 170 tensors in 115 chunks, ten rounds. The figures are the ones to compare with one import for each segment
 /// and round.
 #[test]

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use gapless::driver::cuda::sys::cudaError_enum as E;
 
 use super::entry::{CAPTURE, CONTEXT, Code, INVALID, OK, begin, begin_current, forbidden_in_capture, pointer, put};
+use crate::broken;
 use crate::context::{Context, OtherContext};
 use crate::settings::Rdma;
 use crate::state::{BELOW, CAPTURE_MODE, CURRENT, State};
@@ -313,7 +314,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
     let (state, device) = begin_current!("cuCtxSynchronize");
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_synchronize");
     let streams = state.streams.of_device(device);
     // A context whose streams are captured cannot be waited for, whatever the capture mode of the calling thread.
     let mut captured = false;
@@ -324,7 +325,7 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
         }
     }
     if captured {
-        return CAPTURE;
+        return broken::rule("capture_synchronize", CAPTURE, || "a stream of the context is being captured".into());
     }
     for stream in streams {
         stream.synchronize();

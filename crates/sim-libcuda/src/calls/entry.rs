@@ -6,6 +6,8 @@ use std::sync::Arc;
 use gapless::driver::DriverResult;
 use gapless::driver::cuda::sys::cudaError_enum as E;
 
+use crate::broken;
+use crate::settings::Settings;
 use crate::state::{CAPTURE_MODE, CURRENT, State};
 use crate::streams::Stream;
 
@@ -36,11 +38,12 @@ macro_rules! begin {
     ($name:literal) => {{
         $crate::interruption::before_call($name);
         $crate::counts::add($name, 1);
+        $crate::broken::begin($name);
         if let Some(code) = $crate::faults::planned($name) {
             return code;
         }
         if !$crate::state::INITIALISED.load(::std::sync::atomic::Ordering::Acquire) {
-            return $crate::calls::entry::UNINITIALISED;
+            return $crate::calls::entry::before_init($name);
         }
         $crate::state::State::get()
     }};
@@ -52,10 +55,12 @@ macro_rules! begin_current {
     ($name:literal) => {{
         let state = $crate::calls::entry::begin!($name);
         let Some($crate::context::Context { device, number }) = $crate::state::CURRENT.get() else {
-            return $crate::calls::entry::CONTEXT;
+            return $crate::calls::entry::without_context();
         };
         if number == 0 && state.devices[device].is_reset.load(::std::sync::atomic::Ordering::Acquire) {
-            return $crate::calls::entry::DESTROYED;
+            return $crate::broken::rule("reset_info", $crate::calls::entry::DESTROYED, || {
+                "the context was reset, and not retained since".into()
+            });
         }
         let lost = state.devices[device].lost.load(::std::sync::atomic::Ordering::Acquire);
         if lost != 0 {
@@ -75,7 +80,7 @@ macro_rules! begin_vmm {
             return $crate::calls::entry::UNSUPPORTED;
         }
         if state.settings.strict_captures {
-            $crate::calls::entry::forbidden_in_capture!(state);
+            $crate::calls::entry::forbidden_in_capture!(state, "capture_create");
         }
         if let Some($crate::context::Context { device, .. }) = $crate::state::CURRENT.get() {
             let lost = state.devices[device].lost.load(::std::sync::atomic::Ordering::Acquire);
@@ -88,11 +93,24 @@ macro_rules! begin_vmm {
 }
 pub(super) use begin_vmm;
 
+/// The code of a call before `cuInit`.
+pub fn before_init(function: &'static str) -> Code {
+    // What reads the settings otherwise is `cuInit`.
+    Settings::read();
+    broken::begin(function);
+    broken::rule("begin_without_init", UNINITIALISED, || "nothing was initialised".into())
+}
+
+/// The code of a call without a current context.
+pub fn without_context() -> Code {
+    broken::rule("info_without_context", CONTEXT, || "this thread has no current context".into())
+}
+
 /// Returns an error if the function is not allowed during a stream capture and the calling thread invalidates one.
 macro_rules! forbidden_in_capture {
-    ($state:expr) => {
+    ($state:expr, $rule:literal) => {
         if $crate::calls::entry::breaks_a_capture($state) {
-            return $crate::calls::entry::CAPTURE;
+            return $crate::broken::rule($rule, $crate::calls::entry::CAPTURE, || "the capture is broken by it".into());
         }
     };
 }
@@ -142,7 +160,9 @@ macro_rules! find_stream {
                 None => stream,
                 Some(capture) => {
                     capture.invalidate();
-                    return $crate::calls::entry::IMPLICIT;
+                    return $crate::broken::rule("capture_legacy", $crate::calls::entry::IMPLICIT, || {
+                        "the capture is broken by it".into()
+                    });
                 }
             },
             Err(code) => return code,

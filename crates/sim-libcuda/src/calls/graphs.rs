@@ -7,6 +7,7 @@ use gapless::driver::cuda::sys::cudaError_enum as E;
 use super::entry::{
     Code, INVALID, ISOLATION, OK, RELAXED, ask_stream, begin, begin_current, find_stream, pointer, put,
 };
+use crate::broken;
 use crate::state::{CURRENT, Event, State};
 use crate::streams::{Capture, Stream};
 
@@ -91,7 +92,7 @@ pub(super) fn wait_in_capture(state: &State, stream: &Stream, event: &Event) -> 
         (None, None) => Ok(InCapture::No),
         (Some(capture), None) => {
             capture.invalidate();
-            Err(ISOLATION)
+            Err(broken::rule("capture_wait", ISOLATION, || "the event was recorded outside of the capture".into()))
         }
         (Some(capture), Some(id)) if capture.id == id => Ok(InCapture::Yes),
         (Some(capture), Some(id)) => {

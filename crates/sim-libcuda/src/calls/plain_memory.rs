@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gapless::driver::MemoryDriver;
 
 use super::entry::{Code, INVALID, OK, OUT_OF_MEMORY, begin_current, code_of, find_stream, forbidden_in_capture, put};
+use crate::broken;
 use crate::state::State;
 use crate::streams::Op;
 
@@ -27,7 +28,7 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> Code {
     let (state, device) = begin_current!("cuMemAlloc_v2");
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_create");
     if bytes == 0 || addr.is_null() {
         return INVALID;
     }
@@ -41,14 +42,18 @@ pub unsafe extern "C" fn cuMemAlloc_v2(addr: *mut u64, bytes: usize) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(addr: u64) -> Code {
     let (state, device) = begin_current!("cuMemFree_v2");
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_create");
     if addr == 0 {
         return OK;
     }
     for stream in state.streams.of_device(device) {
         stream.synchronize();
     }
-    if state.free(addr) { OK } else { INVALID }
+    if state.free(addr) {
+        OK
+    } else {
+        broken::rule("free_twice", INVALID, || format!("no memory of `cuMemAlloc` is at {addr:#x}"))
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -85,7 +90,7 @@ pub unsafe extern "C" fn cuMemFreeAsync(addr: u64, stream: *mut c_void) -> Code 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocHost_v2(addr: *mut *mut c_void, bytes: usize) -> Code {
     let (state, _) = begin_current!("cuMemAllocHost_v2");
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_create");
     if bytes == 0 || addr.is_null() {
         return INVALID;
     }

@@ -8,10 +8,11 @@ use gapless::driver::cuda::sys::cudaError_enum as E;
 
 use super::contexts::context_token;
 use super::entry::{
-    CAPTURE, CONTEXT, Code, HANDLE, INVALID, NOT_READY, OK, begin, begin_current, find_stream, forbidden_in_capture,
-    pointer, put,
+    CAPTURE, Code, HANDLE, INVALID, NOT_READY, OK, begin, begin_current, find_stream, forbidden_in_capture, pointer,
+    put, without_context,
 };
 use super::graphs::{self, InCapture};
+use crate::broken;
 use crate::ipc::SharedEvent;
 use crate::state::{CURRENT, Event};
 use crate::streams::Op;
@@ -21,7 +22,7 @@ macro_rules! not_captured {
     ($stream:expr) => {
         if let Some(capture) = $stream.capture() {
             capture.invalidate();
-            return CAPTURE;
+            return broken::rule("capture_synchronize", CAPTURE, || "the stream is being captured".into());
         }
     };
 }
@@ -39,7 +40,9 @@ macro_rules! not_while_captured {
             {
                 capture.invalidate();
             }
-            return $crate::calls::entry::CAPTURE;
+            return $crate::broken::rule("capture_id", $crate::calls::entry::CAPTURE, || {
+                "the stream is being captured".into()
+            });
         }
     };
 }
@@ -50,7 +53,8 @@ pub(super) use not_while_captured;
 macro_rules! not_of_a_capture {
     ($state:expr, $event:expr) => {
         if let Some(id) = $event.captured {
-            return if graphs::invalidate($state, id) { E::CUDA_ERROR_CAPTURED_EVENT.0 } else { INVALID };
+            let code = if graphs::invalidate($state, id) { E::CUDA_ERROR_CAPTURED_EVENT.0 } else { INVALID };
+            return broken::rule("capture_event", code, || "the event was recorded in a capture".into());
         }
     };
 }
@@ -81,7 +85,7 @@ pub unsafe fn synchronize(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamSynchronize");
     let stream = find_stream!(state, stream, device);
     not_captured!(stream);
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_query");
     stream.synchronize();
     state.devices[device].lost.load(Ordering::Acquire)
 }
@@ -91,7 +95,7 @@ pub unsafe extern "C" fn cuStreamQuery(stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuStreamQuery");
     let stream = find_stream!(state, stream, device);
     not_captured!(stream);
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_query");
     if stream.tail().is_none_or(|tail| tail.is_complete()) { OK } else { NOT_READY }
 }
 
@@ -178,7 +182,7 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     let state = begin!("cuEventQuery");
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
     not_of_a_capture!(state, event);
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_query");
     let lost = state.devices[event.context.device].lost.load(Ordering::Acquire);
     if lost != 0 {
         return lost;
@@ -190,11 +194,11 @@ pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
 pub unsafe extern "C" fn cuEventSynchronize(event: *mut c_void) -> Code {
     let state = begin!("cuEventSynchronize");
     if CURRENT.get().is_none() {
-        return CONTEXT;
+        return without_context();
     }
     let Some(event) = state.events.lock().get(&(event as u64)).cloned() else { return HANDLE };
     not_of_a_capture!(state, event);
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_query");
     state.spins.fetch_add(u64::from(!event.blocking && !event.is_complete()), Ordering::Relaxed);
     if let Some(marker) = &event.recorded {
         marker.wait();

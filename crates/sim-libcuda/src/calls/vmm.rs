@@ -2,14 +2,16 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use gapless::DeviceAddr;
 use gapless::driver::MemoryDriver;
 use gapless::driver::cuda::sys::{
     CUmemAccess_flags_enum, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemLocationType_enum,
     cudaError_enum as E,
 };
+use gapless::driver::host::HostDriver;
+use gapless::{ByteSize, DeviceAddr};
 
 use super::entry::{Code, INVALID, OK, UNSUPPORTED, begin_vmm, code_of, put};
+use crate::broken;
 use crate::settings::Rdma;
 use crate::state::{Accessor, CURRENT, Chunk, DeviceSet, Mapping, State};
 
@@ -55,18 +57,36 @@ pub unsafe extern "C" fn cuMemAddressReserve(
             // SAFETY: guaranteed by the driver API's contract.
             unsafe { put(addr, at.0) }
         }
-        Err(error) => code_of::<()>(Err(error)),
+        Err(error) => match code_of::<()>(Err(error)) {
+            INVALID if !is_whole(host, bytes) => {
+                broken::rule("reserve_odd", INVALID, || ByteSize(bytes as u64).to_string())
+            }
+            code => code,
+        },
     }
+}
+
+/// Whether a size is a multiple of the granularity.
+fn is_whole(host: &HostDriver, bytes: usize) -> bool {
+    (bytes as u64).is_multiple_of(host.granularity())
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressFree(addr: u64, bytes: usize) -> Code {
     let state = begin_vmm!("cuMemAddressFree");
     let mut reservations = state.reservations.lock();
-    let Some(&(_, device)) = reservations.get(&addr) else { return INVALID };
+    let Some(&(reserved, device)) = reservations.get(&addr) else {
+        return broken::rule("free_again", INVALID, || format!("no reservation begins at {addr:#x}"));
+    };
     let result = state.devices[device].host.address_free(DeviceAddr(addr), bytes as u64);
     if result.is_ok() {
         reservations.remove(&addr);
+    } else if reserved != bytes as u64 {
+        return broken::rule("free_part", code_of(result), || {
+            format!("{} of {} at {addr:#x}", ByteSize(bytes as u64), ByteSize(reserved))
+        });
+    } else if state.mappings.read().range(addr..addr + reserved).next().is_some() {
+        return broken::rule("free_mapped", code_of(result), || format!("{} at {addr:#x}", ByteSize(reserved)));
     }
     code_of(result)
 }
@@ -98,7 +118,12 @@ pub unsafe extern "C" fn cuMemCreate(
             // SAFETY: guaranteed by the driver API's contract.
             unsafe { put(handle, token) }
         }
-        Err(error) => code_of::<()>(Err(error)),
+        Err(error) => match code_of::<()>(Err(error)) {
+            INVALID if !is_whole(&state.devices[device].host, bytes) => {
+                broken::rule("create_odd", INVALID, || ByteSize(bytes as u64).to_string())
+            }
+            code => code,
+        },
     }
 }
 
@@ -106,7 +131,9 @@ pub unsafe extern "C" fn cuMemCreate(
 pub unsafe extern "C" fn cuMemRelease(handle: u64) -> Code {
     let state = begin_vmm!("cuMemRelease");
     let mut chunks = state.chunks.lock();
-    let Some(chunk) = chunks.get_mut(&handle) else { return INVALID };
+    let Some(chunk) = chunks.get_mut(&handle) else {
+        return broken::rule("release_twice", INVALID, || format!("no chunk has the handle {handle:#x}"));
+    };
     if chunk.references > 1 {
         chunk.references -= 1;
         return OK;
@@ -121,23 +148,44 @@ pub unsafe extern "C" fn cuMemRelease(handle: u64) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemMap(addr: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> Code {
     let state = begin_vmm!("cuMemMap");
-    if offset != 0 || flags != 0 {
+    if flags != 0 {
         return INVALID;
     }
-    let Some(chunk) = state.chunks.lock().get(&handle).copied() else { return INVALID };
+    if offset != 0 {
+        return broken::rule("map_offset", INVALID, || format!("an offset of {}", ByteSize(offset as u64)));
+    }
+    let Some(chunk) = state.chunks.lock().get(&handle).copied() else {
+        return broken::rule("map_released", INVALID, || format!("no chunk has the handle {handle:#x}"));
+    };
     if bytes as u64 != chunk.bytes {
-        return UNSUPPORTED;
+        return broken::rule("map_part", UNSUPPORTED, || {
+            format!("{} of a chunk of {}", ByteSize(bytes as u64), ByteSize(chunk.bytes))
+        });
     }
-    if state.device_of(addr) != Some(chunk.device) {
-        return INVALID;
+    match state.device_of(addr) {
+        Some(device) if device == chunk.device => {}
+        // A rule of the simulation alone.
+        Some(_) => return INVALID,
+        None => {
+            return broken::rule("map_unreserved", INVALID, || format!("{} at {addr:#x}", ByteSize(chunk.bytes)));
+        }
     }
     let mut mappings = state.mappings.write();
     let result = state.devices[chunk.device].host.map(DeviceAddr(addr), chunk.bytes, chunk.handle);
     if result.is_ok() {
         let Chunk { device, bytes, rdma, .. } = chunk;
         mappings.insert(addr, Mapping { bytes, device, chunk: handle, rdma, granted: DeviceSet::default() });
+    } else if let Some((at, bytes)) = State::overlapping(&mappings, addr, chunk.bytes) {
+        return broken::rule("map_over", code_of(result), || {
+            format!("{} at {addr:#x}; {} are mapped at {at:#x}", ByteSize(chunk.bytes), ByteSize(bytes))
+        });
     }
     code_of(result)
+}
+
+/// What is said of addresses that are not those of whole mappings.
+fn no_tiling(addr: u64, bytes: usize, at: u64, mapped: u64) -> String {
+    format!("{} at {addr:#x}; {} are mapped at {at:#x}", ByteSize(bytes as u64), ByteSize(mapped))
 }
 
 #[unsafe(no_mangle)]
@@ -155,11 +203,16 @@ pub unsafe extern "C" fn cuMemSetAccess(addr: u64, bytes: usize, list: *const CU
         match one.flags {
             CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => wanted.push((device, true)),
             CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_NONE => wanted.push((device, false)),
-            _ => return INVALID,
+            flags => return broken::rule("access_read_only", INVALID, || format!("access of kind {}", flags.0)),
         }
     }
     let mut mappings = state.mappings.write();
-    let Some(starts) = State::tiling(&mappings, addr, bytes as u64) else { return INVALID };
+    let Some(starts) = State::tiling(&mappings, addr, bytes as u64) else {
+        return match State::overlapping(&mappings, addr, bytes as u64) {
+            Some((at, mapped)) => broken::rule("access_part", INVALID, || no_tiling(addr, bytes, at, mapped)),
+            None => broken::rule("access_unmapped", INVALID, || format!("{} at {addr:#x}", ByteSize(bytes as u64))),
+        };
+    };
     let owners = starts.iter().map(|start| mappings[start].device);
     if owners.into_iter().any(|owner| wanted.iter().any(|&(device, _)| !state.can_reach(device, owner))) {
         return E::CUDA_ERROR_INVALID_DEVICE.0;
@@ -186,8 +239,17 @@ pub unsafe extern "C" fn cuMemSetAccess(addr: u64, bytes: usize, list: *const CU
 pub unsafe extern "C" fn cuMemUnmap(addr: u64, bytes: usize) -> Code {
     let state = begin_vmm!("cuMemUnmap");
     let mut mappings = state.mappings.write();
-    let Some(starts) = State::tiling(&mappings, addr, bytes as u64) else { return INVALID };
+    let Some(starts) = State::tiling(&mappings, addr, bytes as u64) else {
+        let Some((at, mapped)) = State::overlapping(&mappings, addr, bytes as u64) else {
+            return broken::rule("unmap_again", INVALID, || format!("{} at {addr:#x}", ByteSize(bytes as u64)));
+        };
+        // Mappings that lie in it whole, and nothing between them.
+        let is_cut = at < addr || State::is_cut(&mappings, addr + bytes as u64);
+        let rule = if is_cut { "unmap_part" } else { "unmap_hole" };
+        return broken::rule(rule, INVALID, || no_tiling(addr, bytes, at, mapped));
+    };
     let device = mappings[&addr].device;
+    broken::unmapping(addr, bytes as u64);
     let result = state.accounted(device, |host| host.unmap(DeviceAddr(addr), bytes as u64));
     if result.is_ok() {
         for start in starts {

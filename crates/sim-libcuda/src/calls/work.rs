@@ -1,19 +1,22 @@
 //! Copies, modules and kernels.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use gapless::ByteSize;
 use gapless::driver::cuda::sys::cudaError_enum as E;
 
 use super::contexts::device_of_context;
 use super::entry::{
     CONTEXT, Code, HANDLE, INVALID, LOST, NOT_FOUND, OK, begin_current, find_stream, forbidden_in_capture, pointer, put,
 };
+use crate::broken::{self, Noted};
 use crate::counts;
 use crate::kernels;
-use crate::state::{Accessor, State};
+use crate::state::{Accessor, Mapping, State};
 use crate::streams::{Op, Stream};
 
 /// Queues `work`, which runs only if all of `ranges` may be accessed then. Otherwise the stream's device is lost.
@@ -24,6 +27,7 @@ fn queue_work(
     work: impl Fn() + Send + Sync + 'static,
 ) {
     let device = stream.device;
+    let queued = Noted::now();
     let run = move || {
         let state = State::get();
         if state.devices[device].lost.load(Ordering::Acquire) != 0 {
@@ -33,10 +37,36 @@ fn queue_work(
         if ranges.iter().all(|&(by, addr, bytes)| state.accessible(&mappings, by, addr, bytes)) {
             work();
         } else {
+            if let Some(queued) = &queued {
+                tell_inaccessible(state, &mappings, &ranges, queued);
+            }
             state.devices[device].lost.store(LOST, Ordering::Release);
         }
     };
     state.streams.queue(stream, Op::Run(Arc::new(run)));
+}
+
+/// Tells which rule work breaks that may not access one of `ranges`.
+fn tell_inaccessible(
+    state: &State,
+    mappings: &BTreeMap<u64, Mapping>,
+    ranges: &[(Accessor, u64, u64)],
+    queued: &Noted,
+) {
+    for &(by, addr, bytes) in ranges {
+        let Some((at, is_mapped)) = state.inaccessible(mappings, by, addr, bytes) else { continue };
+        let what = format!("{} at {addr:#x}", ByteSize(bytes));
+        if is_mapped {
+            let detail = format!("{what}: its device has no access at {at:#x}");
+            return broken::work("work_without_access", detail, queued, None);
+        }
+        let detail = format!("{what}: nothing is mapped at {at:#x}");
+        return match broken::unmapped_by(at, queued) {
+            Some((by, true)) => broken::work("wait_after_unmap", detail, queued, Some(&by)),
+            Some((by, false)) => broken::work("work_unmapped", detail, queued, Some(&by)),
+            None => broken::work("work_unmapped", detail, queued, None),
+        };
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -175,7 +205,7 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut *mut c_void, image: *cons
 /// The same as for `cuModuleLoadData`.
 pub unsafe fn load_module(module: *mut *mut c_void, image: *const c_void) -> Code {
     let (state, _) = begin_current!("cuModuleLoadData");
-    forbidden_in_capture!(state);
+    forbidden_in_capture!(state, "capture_create");
     if image.is_null() {
         return INVALID;
     }

@@ -10,6 +10,7 @@ use crate::Failure;
 use crate::environment::Environment;
 use crate::program::{self, Ending, Ran, Stderr, Stop};
 use crate::report::{self, words};
+use crate::sarif;
 use clap::Args;
 use gapless_sim_libcuda::faults::Fault;
 use gapless_sim_libcuda::functions::{self, Function};
@@ -75,7 +76,7 @@ pub fn run(
     let limit = arguments.limit.map(|seconds| Duration::from_secs(seconds.get()));
     let first = without_fault(program, environment, limit, Stderr::Shown, stop)?;
     let second = without_fault(program, environment, limit, Stderr::Dropped, stop)?;
-    let plain = Plain::of([&first.1, &second.1], first.0.time.max(second.0.time));
+    let plain = Plain::of([&first.1, &second.1], first.0.time.max(second.0.time), first.0.broken);
     let faults = faults(arguments, &plain.calls)?;
     let limit = limit.unwrap_or_else(|| (10 * plain.time).max(SHORTEST_LIMIT));
     let may_hold = if arguments.may_give_up { MayHold::WhereItGaveUp } else { MayHold::Never };
@@ -97,13 +98,15 @@ pub fn run(
         every: arguments.every.get(),
     };
     table::write(&mut io::stdout().lock(), &results)?;
-    if let Some(file) = file {
-        report::write(file, &results.report())?;
+    match file {
+        Some(file) if report::is_sarif(file) => report::write(file, &sarif::log(&results.broken()))?,
+        Some(file) => report::write(file, &results.report())?,
+        None => {}
     }
     if stop.wanted() {
         return Err(Failure::Bad("interrupted: the table has the runs that were over".into()));
     }
-    Ok(u8::from(results.cases.iter().any(|case| case.finding.is_some())))
+    Ok(u8::from(results.have_found()))
 }
 
 /// Runs the program without a fault.

@@ -1,11 +1,12 @@
 //! What a sweep has found, and its report.
 
 use crate::program::{Ending, Ran};
+use gapless_sim_libcuda::broken::Broken;
 use gapless_sim_libcuda::faults::Fault;
 use gapless_sim_libcuda::functions::{self, Function};
 use gapless_sim_libcuda::record::Record;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// All that a sweep has found.
@@ -31,6 +32,8 @@ pub struct Plain {
     pub held_bytes: u64,
     /// The time of the longer one.
     pub time: Duration,
+    /// The rules that they broke, where these are told.
+    pub broken: Vec<Broken>,
 }
 
 /// A function that was called more often in one of the two runs.
@@ -52,6 +55,8 @@ pub struct Case {
     /// Whether the call was made.
     pub reached: bool,
     pub finding: Option<Finding>,
+    /// The rules that were broken, and not at the same place without a fault.
+    pub broken: Vec<Broken>,
 }
 
 /// What is wrong with how a program ended.
@@ -73,7 +78,7 @@ pub enum MayHold {
 }
 
 impl Plain {
-    pub fn of(records: [&Record; 2], time: Duration) -> Self {
+    pub fn of(records: [&Record; 2], time: Duration, broken: Vec<Broken>) -> Self {
         let count = |name: &str| records.map(|record| record.calls.get(name).copied().unwrap_or(0));
         let mut all: Vec<Function> = functions::all().filter(|function| count(function.name) != [0, 0]).collect();
         all.sort_unstable_by_key(|function| function.name);
@@ -84,8 +89,15 @@ impl Plain {
             calls: all.iter().map(|function| (*function, most(function))).collect(),
             held_bytes: records.map(|record| record.held_bytes).into_iter().max().unwrap_or(0),
             time,
+            broken,
         }
     }
+}
+
+/// Whether a rule was broken at one place.
+fn is_same(one: &Broken, other: &Broken) -> bool {
+    let place = |broken: &Broken| (broken.rule.clone(), broken.call.stack.clone(), broken.call.python.clone());
+    place(one) == place(other)
 }
 
 impl Case {
@@ -102,11 +114,33 @@ impl Case {
             Ending::Exit(_) => held_bytes.filter(|held| *held > plain.held_bytes).map(|_| Finding::HeldMemory),
         };
         let reached = ran.record.as_ref().is_none_or(made);
-        Self { function, call, code, ending: ran.ending, held_bytes, reached, finding }
+        let is_new = |broken: &&Broken| !plain.broken.iter().any(|before| is_same(before, broken));
+        let broken = ran.broken.iter().filter(is_new).cloned().collect();
+        Self { function, call, code, ending: ran.ending, held_bytes, reached, finding, broken }
+    }
+
+    /// Whether something is wrong.
+    pub fn is_found(&self) -> bool {
+        self.finding.is_some() || !self.broken.is_empty()
+    }
+
+    /// The names of the rules that were broken.
+    pub fn rules(&self) -> BTreeSet<&str> {
+        self.broken.iter().map(|broken| broken.rule.as_str()).collect()
     }
 }
 
 impl Results {
+    /// All rules that were broken, without a fault and with one.
+    pub fn broken(&self) -> Vec<Broken> {
+        self.plain.broken.iter().chain(self.cases.iter().flat_map(|case| &case.broken)).cloned().collect()
+    }
+
+    /// Whether something was found.
+    pub fn have_found(&self) -> bool {
+        !self.plain.broken.is_empty() || self.cases.iter().any(Case::is_found)
+    }
+
     /// What `--report` writes.
     pub fn report(&self) -> Report<'_> {
         let runs = self.cases.iter().map(|case| ReportedCase {
@@ -117,6 +151,7 @@ impl Results {
             held_bytes: case.held_bytes,
             reached: case.reached,
             finding: case.finding,
+            broken: &case.broken,
         });
         Report {
             program: &self.program,
@@ -126,6 +161,7 @@ impl Results {
                 differing: &self.plain.differing,
                 held_bytes: self.plain.held_bytes,
                 seconds: self.plain.time.as_secs_f64(),
+                broken: &self.plain.broken,
             },
             runs: runs.collect(),
         }
@@ -138,7 +174,7 @@ pub struct Report<'a> {
     program: &'a [String],
     settings: &'a BTreeMap<String, String>,
     without_fault: ReportedPlain<'a>,
-    runs: Vec<ReportedCase>,
+    runs: Vec<ReportedCase<'a>>,
 }
 
 #[derive(Serialize)]
@@ -147,10 +183,12 @@ struct ReportedPlain<'a> {
     differing: &'a [Differing],
     held_bytes: u64,
     seconds: f64,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    broken: &'a [Broken],
 }
 
 #[derive(Serialize)]
-struct ReportedCase {
+struct ReportedCase<'a> {
     function: &'static str,
     call: u64,
     code: u32,
@@ -158,4 +196,6 @@ struct ReportedCase {
     held_bytes: Option<u64>,
     reached: bool,
     finding: Option<Finding>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    broken: &'a [Broken],
 }

@@ -1,6 +1,7 @@
 //! The table of a sweep.
 
 use super::results::{Case, Finding, Results};
+use crate::sarif;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use gapless::ByteSize;
 use std::fmt::Write as _;
@@ -34,8 +35,11 @@ pub fn write(out: &mut impl Write, results: &Results) -> io::Result<()> {
             differing.function
         )?;
     }
+    if !plain.broken.is_empty() {
+        writeln!(out, "Without a fault, the program broke {}.", sarif::rules(&plain.broken))?;
+    }
     writeln!(out, "{}", summary(results))?;
-    if let Some(case) = results.cases.iter().find(|case| case.finding.is_some()) {
+    if let Some(case) = results.cases.iter().find(|case| case.is_found()) {
         let fault = format!("{}:{}:{}", case.function.name, case.call, case.code);
         writeln!(out, "See one again with --fail {fault} in the place of --sweep.")?;
     }
@@ -58,12 +62,20 @@ fn summary(results: &Results) -> String {
     for (number, what) in &found[1..] {
         let _ = write!(text, ", {number} {what}");
     }
+    let broke = results.cases.iter().filter(|case| !case.broken.is_empty()).count();
+    if broke > 0 {
+        let _ = write!(text, ", {broke} broke a rule");
+    }
     text
 }
 
 /// Whether two calls share a line.
 fn have_one_outcome(one: &Case, next: &Case) -> bool {
-    Case { call: next.call, ..one.clone() } == *next
+    let (mut one, mut next) = (one.clone(), next.clone());
+    let have_same_rules = one.rules() == next.rules();
+    one.call = next.call;
+    (one.broken, next.broken) = (Vec::new(), Vec::new());
+    have_same_rules && one == next
 }
 
 fn row(results: &Results, case: &Case, calls: String) -> Vec<Cell> {
@@ -74,6 +86,7 @@ fn row(results: &Results, case: &Case, calls: String) -> Vec<Cell> {
             more => ByteSize(more).to_string(),
         },
     );
+    let rules: Vec<&str> = case.rules().into_iter().collect();
     let found = match case.finding {
         Some(Finding::Crashed) => "crashed",
         Some(Finding::TimeLimit) => "time limit",
@@ -82,6 +95,7 @@ fn row(results: &Results, case: &Case, calls: String) -> Vec<Cell> {
         None if !more.is_empty() && more != "-" => "(held)",
         None => "",
     };
+    let found = [&[found][..], &rules].concat().into_iter().filter(|it| !it.is_empty()).collect::<Vec<_>>().join(", ");
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     vec![
         Cell::new(case.function.name),

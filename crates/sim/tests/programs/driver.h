@@ -22,6 +22,8 @@ int cuCtxSynchronize(void);
 int cuMemGetInfo_v2(size_t *available, size_t *total);
 int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t hint, unsigned long long flags);
 int cuMemAddressFree(uint64_t address, size_t bytes);
+int cuMemAlloc_v2(uint64_t *address, size_t bytes);
+int cuMemFree_v2(uint64_t address);
 int cuMemCreate(uint64_t *chunk, size_t bytes, const struct property *property, unsigned long long flags);
 int cuMemRelease(uint64_t chunk);
 int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t chunk, unsigned long long flags);

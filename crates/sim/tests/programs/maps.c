@@ -1,5 +1,6 @@
 /* Maps CHUNKS chunks one after the other into one reservation, and gives everything back, whatever fails. With -DLEAKS a chunk
- * stays whose cuMemMap failed; with -DCRASHES the program crashes on a failed cuMemSetAccess, and with -DHANGS it waits. */
+ * stays whose cuMemMap failed; with -DFORGETS the program unmaps what it has not mapped; with -DCRASHES it crashes on a failed
+ * cuMemSetAccess, and with -DHANGS it waits. */
 #include "driver.h"
 #include <stdio.h>
 #include <string.h>
@@ -31,6 +32,11 @@ static int map(uint64_t address) {
             cuMemUnmap(address, BYTES);
         }
     }
+#ifdef FORGETS
+    else {
+        cuMemUnmap(address, BYTES);
+    }
+#endif
 #ifdef LEAKS
     else {
         return code;

@@ -114,6 +114,18 @@ static int map_part(void) { return cuMemMap(reserved(2), PAGE, 0, chunk_of(2), 0
 
 static int map_offset(void) { return cuMemMap(reserved(2), PAGE, PAGE, chunk_of(2), 0); }
 
+static int map_released(void) {
+    uint64_t chunk = chunk_of(1);
+    must(cuMemRelease(chunk));
+    return cuMemMap(reserved(1), PAGE, 0, chunk, 0);
+}
+
+static int map_unreserved(void) {
+    uint64_t address = reserved(1);
+    must(cuMemAddressFree(address, PAGE));
+    return cuMemMap(address, PAGE, 0, chunk_of(1), 0);
+}
+
 static int map_over(void) { return cuMemMap(mapped(1), PAGE, 0, chunk_of(1), 0); }
 
 static int map_again(void) {
@@ -168,6 +180,27 @@ static int release_mapped(void) {
 static int free_mapped(void) { return cuMemAddressFree(mapped(1), PAGE); }
 
 static int free_part(void) { return cuMemAddressFree(reserved(2), PAGE); }
+
+static int free_again(void) {
+    uint64_t address = reserved(1);
+    must(cuMemAddressFree(address, PAGE));
+    return cuMemAddressFree(address, PAGE);
+}
+
+static int free_twice(void) {
+    uint64_t address = 0;
+    must(cuMemAlloc_v2(&address, PAGE));
+    must(cuMemFree_v2(address));
+    return cuMemFree_v2(address);
+}
+
+static int work_unmapped(void) {
+    uint64_t address = mapped(1);
+    must(give(address, PAGE, WRITE));
+    must(cuMemUnmap(address, PAGE));
+    int code = cuMemsetD8Async(address, 1, PAGE, NULL);
+    return code != 0 ? code : cuStreamSynchronize(NULL);
+}
 
 static int work_without_access(void) {
     int code = cuMemsetD8Async(mapped(1), 1, PAGE, NULL);
@@ -267,6 +300,8 @@ static const struct {
     RULE(create_too_much),
     RULE(map_part),
     RULE(map_offset),
+    RULE(map_released),
+    RULE(map_unreserved),
     RULE(map_over),
     RULE(map_again),
     RULE(unmap_two),
@@ -280,6 +315,9 @@ static const struct {
     RULE(release_mapped),
     RULE(free_mapped),
     RULE(free_part),
+    RULE(free_again),
+    RULE(free_twice),
+    RULE(work_unmapped),
     RULE(work_without_access),
     RULE(wait_after_unmap),
     RULE(create_after_loss),

@@ -1,0 +1,133 @@
+//! Stacks of the program that calls the driver: of its native code, and of Python's where it is a Python program.
+
+use std::backtrace::Backtrace;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::{AsRawFd, FromRawFd};
+
+use serde::{Deserialize, Serialize};
+
+/// A function that is being called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// Its name.
+    pub function: String,
+    /// Its file, where that is known.
+    pub file: Option<String>,
+    /// The line in it.
+    pub line: Option<u32>,
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.function)?;
+        match (&self.file, self.line) {
+            (Some(file), Some(line)) => write!(f, " ({file}:{line})"),
+            (Some(file), None) => write!(f, " ({file})"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The stack of a thread. Names are found when somebody wants to see it.
+pub struct Stack {
+    native: Backtrace,
+    /// As Python writes it down.
+    python: String,
+}
+
+impl Stack {
+    /// Returns that of this thread.
+    pub fn here() -> Self {
+        Self { native: Backtrace::force_capture(), python: python().unwrap_or_default() }
+    }
+
+    /// Returns the frames of native code outside of `function`, and those of Python; the innermost first. What the interpreter
+    /// calls to run a Python program is left out.
+    pub fn frames(&self, function: &str) -> (Vec<Frame>, Vec<Frame>) {
+        let all = native_frames(&self.native.to_string());
+        let outside = all.iter().rposition(|frame| frame.function == function).map_or(0, |at| at + 1);
+        let is_interpreter =
+            |frame: &Frame| ["_PyEval_", "PyEval_", "_PyFunction_"].iter().any(|it| frame.function.starts_with(it));
+        let is_start =
+            |frame: &Frame| ["__libc_start", "start_thread", "__clone"].iter().any(|it| frame.function.starts_with(it));
+        let python = python_frames(&self.python);
+        let native =
+            all[outside..].iter().take_while(|frame| !is_start(frame) && (python.is_empty() || !is_interpreter(frame)));
+        (native.cloned().collect(), python)
+    }
+}
+
+/// Reads what the standard library writes: lines `N: function`, each with a line `at file:line:column` behind it where that is
+/// known.
+fn native_frames(text: &str) -> Vec<Frame> {
+    let mut frames: Vec<Frame> = Vec::new();
+    for line in text.lines().map(str::trim_start) {
+        if let Some(place) = line.strip_prefix("at ") {
+            let Some(frame) = frames.last_mut() else { continue };
+            let mut parts = place.rsplitn(3, ':');
+            if let (Some(_column), Some(line), Some(file)) = (parts.next(), parts.next(), parts.next()) {
+                (frame.file, frame.line) = (Some(file.to_owned()), line.parse().ok());
+            } else {
+                frame.file = Some(place.to_owned());
+            }
+        } else if let Some((number, function)) = line.split_once(": ")
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+        {
+            frames.push(Frame { function: function.to_owned(), file: None, line: None });
+        }
+    }
+    frames
+}
+
+/// Reads what Python writes: lines `File "file", line N in function`.
+fn python_frames(text: &str) -> Vec<Frame> {
+    let frame = |line: &str| {
+        let (file, rest) = line.trim().strip_prefix("File \"")?.rsplit_once("\", line ")?;
+        let (line, function) = rest.split_once(" in ")?;
+        Some(Frame { function: function.to_owned(), file: Some(file.to_owned()), line: line.parse().ok() })
+    };
+    text.lines().filter_map(frame).collect()
+}
+
+/// Returns what Python says of this thread, if it is one of an interpreter's.
+///
+/// The function is the one that `faulthandler` calls in a signal handler, so it waits for no lock: the thread need not have the
+/// interpreter's, which libraries give back before they call a driver. It is one of CPython's own and may go; then there is nothing
+/// to see. Versions 3.8 to 3.13 have it.
+fn python() -> Option<String> {
+    type State = unsafe extern "C" fn() -> *mut c_void;
+    type Dump = unsafe extern "C" fn(c_int, *mut c_void);
+    // SAFETY: the functions have these types in every version of CPython that has them.
+    let state: State = unsafe { std::mem::transmute::<*mut c_void, State>(symbol(c"PyGILState_GetThisThreadState")?) };
+    // SAFETY: as above.
+    let dump: Dump = unsafe { std::mem::transmute::<*mut c_void, Dump>(symbol(c"_Py_DumpTraceback")?) };
+    // SAFETY: may be called by any thread; returns null before the interpreter is there.
+    let state = unsafe { state() };
+    if state.is_null() {
+        return None;
+    }
+    // SAFETY: the name ends with NUL.
+    let descriptor = unsafe { libc::memfd_create(c"python".as_ptr(), libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        return None;
+    }
+    // SAFETY: a new descriptor, which nothing else has.
+    let mut file = unsafe { File::from_raw_fd(descriptor) };
+    // SAFETY: this thread's state, which does not change while the thread is here.
+    unsafe { dump(file.as_raw_fd(), state) };
+    let mut text = Vec::new();
+    file.rewind().ok()?;
+    file.read_to_end(&mut text).ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// A function of the program or one of its libraries.
+fn symbol(name: &CStr) -> Option<*mut c_void> {
+    let name: *const c_char = name.as_ptr();
+    // SAFETY: the name ends with NUL.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) };
+    (!found.is_null()).then_some(found)
+}
