@@ -9,16 +9,15 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::calls::entry::Code;
 use crate::counts;
 use crate::rules::{self, Known};
-use crate::settings::Settings;
 use crate::stacks::{Frame, Stack};
 
 /// The ending of the name of a process's file.
@@ -125,8 +124,12 @@ thread_local! {
     static FUNCTION: Cell<&'static str> = const { Cell::new("") };
 }
 
-/// Has broken rules told from now on.
-pub fn tell() {
+/// The folder of the files of processes, if there are to be any.
+static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// Has broken rules told from now on, and written to a file in `folder`.
+pub fn tell(folder: Option<PathBuf>) {
+    let _ = FOLDER.set(folder);
     IS_STRICT.store(true, Ordering::Release);
 }
 
@@ -143,7 +146,7 @@ pub fn begin(function: &'static str) {
 }
 
 /// A call that breaks a rule and returns `code`. `detail` says what it was about.
-pub fn rule(name: &'static str, code: Code, detail: impl FnOnce() -> String) -> Code {
+pub fn rule(name: &'static str, code: u32, detail: impl FnOnce() -> String) -> u32 {
     if let Some(call) = Noted::now() {
         report(name, detail(), &call, None);
     }
@@ -181,7 +184,7 @@ fn report(name: &'static str, detail: String, call: &Noted, other: Option<&Noted
 
 /// Adds it to the file of the process, if there is to be one.
 fn write(broken: &Broken) -> io::Result<()> {
-    let Some(folder) = Settings::if_read().and_then(|settings| settings.record.as_deref()) else { return Ok(()) };
+    let Some(Some(folder)) = FOLDER.get() else { return Ok(()) };
     let file = folder.join(format!("{}.{ENDING}", std::process::id()));
     let line = serde_json::to_string(broken)? + "\n";
     OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())

@@ -116,7 +116,7 @@ impl Settings {
                 crate::counts::restart();
             }
             if settings.strict {
-                crate::broken::tell();
+                crate::broken::tell(settings.record.clone());
             }
             settings
         })
