@@ -1,7 +1,7 @@
 //! Stacks of the program that calls the driver: of its native code, and of Python's where it is a Python program.
 
 use std::backtrace::Backtrace;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -76,10 +76,42 @@ fn native_frames(text: &str) -> Vec<Frame> {
         } else if let Some((number, function)) = line.split_once(": ")
             && number.bytes().all(|byte| byte.is_ascii_digit())
         {
-            frames.push(Frame { function: function.to_owned(), file: None, line: None });
+            let function = demangled(function).unwrap_or_else(|| function.to_owned());
+            frames.push(Frame { function, file: None, line: None });
         }
     }
     frames
+}
+
+/// The name that a function of C++ has in its source, where the process has C++'s library.
+fn demangled(name: &str) -> Option<String> {
+    type Demangle = unsafe extern "C" fn(*const c_char, *mut c_char, *mut usize, *mut c_int) -> *mut c_char;
+    if !name.starts_with("_Z") {
+        return None;
+    }
+    // SAFETY: the name ends with NUL, and nothing is loaded that was not.
+    let library = unsafe { libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if library.is_null() {
+        return None;
+    }
+    // SAFETY: an open library, which stays so.
+    let function = unsafe { libc::dlsym(library, c"__cxa_demangle".as_ptr()) };
+    if function.is_null() {
+        return None;
+    }
+    // SAFETY: the type that the ABI of C++ gives it.
+    let demangle: Demangle = unsafe { std::mem::transmute::<*mut c_void, Demangle>(function) };
+    let (mangled, mut status) = (CString::new(name).ok()?, 0);
+    // SAFETY: the name ends with NUL; the function allocates what it returns.
+    let text = unsafe { demangle(mangled.as_ptr(), std::ptr::null_mut(), std::ptr::null_mut(), &raw mut status) };
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: it ends with NUL.
+    let found = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    // SAFETY: allocated with malloc, and nobody else has it.
+    unsafe { libc::free(text.cast()) };
+    Some(found)
 }
 
 /// Reads what Python writes: lines `File "file", line N in function`.

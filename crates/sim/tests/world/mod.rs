@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of this module")]
 
+pub mod pytorch;
+
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

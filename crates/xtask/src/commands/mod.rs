@@ -25,6 +25,7 @@ pub mod test_python;
 pub mod test_releases;
 pub mod torch_object;
 pub mod torch_stand_ins;
+pub mod torch_sweeps;
 pub mod torch_without_gpu;
 
 mod python_package;

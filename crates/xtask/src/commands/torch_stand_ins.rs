@@ -52,6 +52,12 @@ impl StandIns {
         self.folder.path()
     }
 
+    /// The folder of the environment.
+    pub fn environment(&self) -> Result<&Path, Failure> {
+        let folder = Path::new(&self.python).parent().and_then(Path::parent);
+        folder.ok_or_else(|| Failure::new(format!("{} is in no environment", self.python)))
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder().join(name)
     }

@@ -5,6 +5,7 @@
 
 use super::test_page;
 use super::torch_stand_ins::StandIns;
+use super::torch_sweeps;
 use crate::failure::Failure;
 use crate::parts::Parts;
 use crate::workspace::Workspace;
@@ -34,6 +35,9 @@ pub struct TorchArguments {
     /// Print what torch_memory_saver, vLLM's sleep mode and gapless come to for some traces, in place of the tests
     #[arg(long)]
     sleep_table: bool,
+    /// Let each driver call of a program on gapless fail, in place of the tests
+    #[arg(long)]
+    sweep: bool,
     /// Train with accelerate, transformers, Lightning and torchrun, natively and on gapless, in place of the tests
     #[arg(long)]
     programs: bool,
@@ -51,6 +55,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     let is_chosen = arguments.table
         || arguments.modules
         || arguments.sleep_table
+        || arguments.sweep
         || arguments.programs
         || arguments.viewer.is_some()
         || arguments.pytorch_tests.is_some()
@@ -84,6 +89,9 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     if arguments.sleep_table {
         parts.step("table of sleeps", || sleep_table(workspace, &stand_ins, &arguments.arguments));
     }
+    if arguments.sweep {
+        parts.step("sweep", || torch_sweeps::run(workspace, &stand_ins));
+    }
     if arguments.programs || arguments.table {
         parts.step("programs", || programs(workspace, &stand_ins));
     }
@@ -115,8 +123,8 @@ fn time_pairs(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure
 }
 
 /// vLLM's cumem module and torch_memory_saver in both of its modes, from their wheels, unchanged, each natively and then with the
-/// object; vLLM's sleep mode with gapless's allocator behind it; what programs do with torch_memory_saver, case by case; and the
-/// programs that measure sleeps, in the small.
+/// object; vLLM's sleep mode with gapless's allocator behind it; what programs do with torch_memory_saver, case by case; the faults
+/// that the simulated driver has found in both; and the programs that measure sleeps, in the small.
 fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     let (folder, mut path) = module_wheels(workspace)?;
     for module in ["vllm", "torch_memory_saver", PRELOADED] {
@@ -144,6 +152,10 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     saver.arg("python/tests/modules/saver/table.py").env("PYTHONPATH", &path);
     stand_ins.preload(&mut saver, &folder.join(SAVER), PRELOADED_LIBRARY)?;
     process::run(&mut saver)?;
+    println!("published packages:");
+    let mut published = workspace.cargo(["test", "--quiet", "--package", "gapless-sim", "--test", "published"]);
+    published.env("GAPLESS_TORCH_ENV", stand_ins.environment()?).env("GAPLESS_TORCH_MODULES", &folder);
+    process::run(&mut published)?;
     println!("measured:");
     let mut measured = measuring(workspace, stand_ins)?;
     process::run(measured.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).arg(workspace.path(MEASURED)))
