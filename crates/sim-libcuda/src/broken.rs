@@ -106,7 +106,7 @@ impl Noted {
 
     fn call(&self) -> Call {
         let Inner { function, number, thread, stack, .. } = &*self.0;
-        let (stack, python) = stack.frames(function);
+        let (stack, python) = stack.frames();
         let process = std::process::id();
         Call { function: (*function).to_owned(), number: *number, process, thread: thread.clone(), stack, python }
     }

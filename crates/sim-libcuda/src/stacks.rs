@@ -44,11 +44,11 @@ impl Stack {
         Self { native: Backtrace::force_capture(), python: python().unwrap_or_default() }
     }
 
-    /// Returns the frames of native code outside of `function`, and those of Python; the innermost first. What the interpreter
+    /// Returns the frames of native code outside of the driver, and those of Python; the innermost first. What the interpreter
     /// calls to run a Python program is left out.
-    pub fn frames(&self, function: &str) -> (Vec<Frame>, Vec<Frame>) {
+    pub fn frames(&self) -> (Vec<Frame>, Vec<Frame>) {
         let all = native_frames(&self.native.to_string());
-        let outside = all.iter().rposition(|frame| frame.function == function).map_or(0, |at| at + 1);
+        let outside = all.iter().position(|frame| is_of_driver(&frame.function)).map_or(0, |at| at + 1);
         let is_interpreter =
             |frame: &Frame| ["_PyEval_", "PyEval_", "_PyFunction_"].iter().any(|it| frame.function.starts_with(it));
         let is_start =
@@ -58,6 +58,11 @@ impl Stack {
             all[outside..].iter().take_while(|frame| !is_start(frame) && (python.is_empty() || !is_interpreter(frame)));
         (native.cloned().collect(), python)
     }
+}
+
+/// Whether a function has a name as the driver's have: `cu`, and a capital letter. Functions inside the driver have no such names.
+fn is_of_driver(function: &str) -> bool {
+    function.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
 /// Reads what the standard library writes: lines `N: function`, each with a line `at file:line:column` behind it where that is

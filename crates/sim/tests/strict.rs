@@ -137,6 +137,34 @@ fn frames_of_python_are_told() {
         frames.iter().map(|frame| (frame["function"].as_str().unwrap(), frame["line"].clone())).collect();
     assert_eq!(frames, [("give_back", Value::from(5)), ("<module>", Value::from(6))]);
     // The interpreter itself is no news.
-    let native = found["call"]["stack"].as_array().unwrap();
-    assert!(native.iter().all(|frame| !frame["function"].as_str().unwrap().contains("PyEval")), "{native:?}");
+    assert!(native(found).iter().all(|function| !function.contains("PyEval")), "{found}");
+}
+
+/// The names of the functions of C and C++ in the stack of a call.
+fn native(found: &Value) -> Vec<&str> {
+    let frames = found["call"]["stack"].as_array().unwrap();
+    frames.iter().map(|frame| frame["function"].as_str().unwrap()).collect()
+}
+
+/// Some functions of the driver call others.
+#[test]
+fn no_stack_begins_inside_of_the_driver() {
+    let Some(python) = python() else { return eprintln!("no Python with a traceback of its own: nothing is tested") };
+    let world = World::new();
+    let (report, script) = (world.path("report.json"), world.path("script.py"));
+    let text =
+        "import ctypes\ncuda = ctypes.CDLL('libcuda.so.1')\ncuda.cuInit(0)\ncuda.cuModuleLoadDataEx(0, 0, 0, 0, 0)\n";
+    std::fs::write(&script, text).unwrap();
+    let ended = world.run(&["--strict", "--report", report.to_str().unwrap()], &[&python, &script]);
+    let report = read(&report);
+    let found = &report["broken"][0];
+    assert_eq!(
+        (&found["rule"], &found["call"]["function"]),
+        (&"info_without_context".into(), &"cuModuleLoadData".into())
+    );
+    let functions = native(found);
+    let is_inside =
+        |function: &&str| function.starts_with("std::") || ["force_capture", "load_module"].contains(function);
+    assert!(!functions.is_empty() && !functions.iter().any(is_inside), "{ended:?}");
+    assert!(!functions[0].starts_with("cuModuleLoad"), "{functions:?}");
 }
