@@ -132,8 +132,8 @@ fn python_frames(text: &str) -> Vec<Frame> {
 /// Returns what Python says of this thread, if it is one of an interpreter's.
 ///
 /// The function is the one that `faulthandler` calls in a signal handler, so it waits for no lock: the thread need not have the
-/// interpreter's, which libraries give back before they call a driver. It is one of CPython's own and may go; then there is nothing
-/// to see. Versions 3.8 to 3.13 have it.
+/// interpreter's, which libraries give back before they call a driver. It is one of CPython's own, which the libraries of 3.8, 3.11
+/// and 3.12 export and those of 3.9, 3.10 and 3.13 do not; there, nothing is to be seen.
 fn python() -> Option<String> {
     type State = unsafe extern "C" fn() -> *mut c_void;
     type Dump = unsafe extern "C" fn(c_int, *mut c_void);
