@@ -113,8 +113,8 @@ impl Noted {
 }
 
 fn number_of_thread() -> String {
-    // SAFETY: has no preconditions.
-    unsafe { libc::gettid() }.to_string()
+    // SAFETY: has no preconditions. C libraries have a function for it from glibc 2.30 on only.
+    unsafe { libc::syscall(libc::SYS_gettid) }.to_string()
 }
 
 static IS_STRICT: AtomicBool = AtomicBool::new(false);
