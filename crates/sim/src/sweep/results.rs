@@ -96,8 +96,7 @@ impl Plain {
 
 /// Whether a rule was broken at one place.
 fn is_same(one: &Broken, other: &Broken) -> bool {
-    let place = |broken: &Broken| (broken.rule.clone(), broken.call.stack.clone(), broken.call.python.clone());
-    place(one) == place(other)
+    one.rule == other.rule && one.call.stack == other.call.stack && one.call.python == other.call.python
 }
 
 impl Case {
