@@ -52,7 +52,7 @@ def main():
     for stream in streams:
         stream.synchronize()
     expect([int(total) for total in sums] == [16 * MIB * value for value in range(16)], "two streams")
-    print(json.dumps({"cupy": cupy.__version__, "checks": CHECKS, "budget": budget}), flush=True)
+    print(json.dumps({"version": cupy.__version__, "checks": CHECKS, "budget": budget}), flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,12 @@ def prepare(limit=None):
     return device
 
 
+def record(path):
+    """Records every allocation and free from now on, where a path is given; :func:`finish` writes the snapshot there."""
+    if path is not None:
+        torch.cuda.memory._record_memory_history(context=None, max_entries=10**7)
+
+
 def set_limit(limit):
     """At most ``limit`` bytes of the device for this process."""
     torch.cuda.init()
@@ -126,6 +132,9 @@ def memory():
     }
 
 
-def finish(figures):
-    """The last line of the output."""
+def finish(figures, snapshot=None):
+    """Writes the snapshot, where one was recorded, and the last line of the output."""
+    if snapshot is not None:
+        torch.cuda.synchronize()
+        torch.cuda.memory._dump_snapshot(snapshot)
     print(json.dumps({**figures, "memory": memory()}), flush=True)

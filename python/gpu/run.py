@@ -330,6 +330,34 @@ def limited(stage, runs):
     return "; ".join(notes)
 
 
+def advice(stage, runs):
+    """What `gapless advise` says of a recorded training, tried: the training on the smallest device that it names for each
+    allocator, and on one 2 % smaller."""
+    need_gpu(stage)
+    script = "train_transformer.py"
+    with tempfile.TemporaryDirectory() as folder:
+        snapshot = f"{folder}/snapshot.pickle"
+        runs["recorded"] = stage.script(script, "native", *stage.small, "--snapshot", snapshot, limit=90)
+        stage.expect(runs["recorded"], "native")
+        code, seconds, out, err = stage.process(["-m", "gapless", "advise", snapshot, "--json"], limit=90)
+    if code is None:
+        raise OutOfTime("gapless advise took longer than 90 s")
+    if code != 0:
+        raise Failed(f"gapless advise: {last_line(err) or f'exit code {code}'}")
+    smallest = {policy["setting"]: policy["smallest_device_bytes"] for policy in json.loads(out)["policies"]}
+    notes, wrong = [f"advice in {seconds:.1f} s"], []
+    for policy, setting in {"native": "native", "expandable": "expandable_segments:True", "gapless": "gapless"}.items():
+        for share, expected in ((1.002, "survives"), (0.98, "out of memory")):
+            limit = int(smallest[setting] * share)
+            run = runs[f"{policy} {share}"] = stage.script(script, policy, *stage.small, "--limit", str(limit))
+            notes.append(f"{policy} at {mib(limit)} MiB: {last(run)}")
+            if last(run) != expected:
+                wrong.append(notes[-1])
+    if wrong:
+        raise Failed(f"the advice does not hold: {'; '.join(wrong)}. All: {'; '.join(notes)}")
+    return "; ".join(notes)
+
+
 def last(run):
     """How a run ended, in a few words."""
     if "error" not in run:
@@ -371,15 +399,18 @@ def fragmentation(stage, runs):
     return f"native: out of memory; expandable: {expandable.get('outcome', expandable.get('error'))}; gapless: served"
 
 
-def checks(script, limit=60):
-    """A script that checks what it does. Where it fails on gapless, it is run on the native allocator, too."""
+def checks(script, limit=60, settings=(), has_native=True):
+    """A script that checks what it does. Where it fails on gapless, it is run on the native allocator, too, unless that has none
+    of it."""
 
     def body(stage, runs):
         need_gpu(stage)
-        gapless = runs["gapless"] = stage.script(script, "gapless", limit=limit)
+        gapless = runs["gapless"] = stage.script(script, "gapless", limit=limit, settings=settings)
         try:
             stage.expect(gapless, "gapless")
         except Failed as why:
+            if not has_native:
+                raise
             native = runs["native"] = stage.script(script, "native", limit=limit)
             raise type(why)(f"{why}; native: {native.get('error', 'ok')}") from None
         return f"{len(gapless['checks'])} checks"
@@ -405,18 +436,44 @@ def compared(script, unit, values, large=False):
     return body
 
 
-def cupy(stage, runs):
+def library(name, starts, script):
+    """A script over a library beside PyTorch, which is skipped where the library does not start."""
+
+    def body(stage, runs):
+        need_gpu(stage)
+        code, _, _, err = stage.process(["-c", starts], limit=60)
+        if code != 0:
+            raise Skipped(f"{name} is not there or does not start: {last_line(err) or f'exit code {code}'}")
+        budget = min(stage.limit, 2 << 30)
+        run = runs["gapless"] = stage.script(script, "library", limit=90, settings={"GAPLESS_CONF": f"budget:{budget}"})
+        if "error" in run:
+            raise (OutOfTime if run["exit_code"] is None else Failed)(run["error"])
+        return f"{name} {run['version']}, {len(run['checks'])} checks"
+
+    return body
+
+
+def sleep(stage, runs):
+    """Sleep and wake; the backups in files lie in a folder of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return checks("sleep.py", limit=90, settings={"GAPLESS_CONF": f"backups:{folder}"}, has_native=False)(stage, runs)
+
+
+def sleep_times(stage, runs):
+    """What a sleep and a wake take, by hand, with torch_memory_saver where it is installed, and with gapless."""
     need_gpu(stage)
-    code, _, _, err = stage.process(["-c", "import cupy; cupy.cuda.runtime.getDeviceCount()"], limit=60)
-    if code != 0:
-        raise Skipped(f"CuPy is not there or does not start: {last_line(err) or f'exit code {code}'}")
-    budget = min(stage.limit, 2 << 30)
-    run = runs["gapless"] = stage.script(
-        "cupy_arrays.py", "cupy", limit=90, settings={"GAPLESS_CONF": f"budget:{budget}"}.items()
-    )
-    if "error" in run:
-        raise (OutOfTime if run["exit_code"] is None else Failed)(run["error"])
-    return f"CuPy {run['cupy']}, {len(run['checks'])} checks"
+    if stage.small:
+        raise Skipped("needs 20 GiB")
+    runs["by hand"] = stage.script("sleep_times.py", "native")
+    runs["gapless"] = stage.script("sleep_times.py", "gapless")
+    saver = "import torch_memory_saver"
+    if stage.process(["-c", saver], limit=60)[0] == 0:
+        runs["torch_memory_saver"] = stage.script("sleep_times.py", "native", "--saver")
+    for name, run in runs.items():
+        stage.expect(run, "gapless" if name == "gapless" else "native")
+    times = [run["times_ms"] for run in runs.values()]
+    rows = (name + " " + "/".join(f"{column[name]:.1f}" for column in times) for name in times[0])
+    return f"ms, {'/'.join(runs)}: {', '.join(rows)}"
 
 
 def table(result):
@@ -491,10 +548,15 @@ PARTS = {
     "fragmentation": fragmentation,
     # Its limit comes from the part `transformer`.
     "limited": limited,
-    "cupy": cupy,
+    "advise": advice,
+    "sleep": sleep,
+    "sleep_times": sleep_times,
+    "cupy": library("CuPy", "import cupy; cupy.cuda.runtime.getDeviceCount()", "cupy_arrays.py"),
+    "numba": library("numba-cuda", "import numba_cuda; from numba import cuda; cuda.current_context()", "numba_arrays.py"),
+    "rmm": library("RMM", "import rmm; rmm.DeviceBuffer(size=1)", "rmm_buffers.py"),
 }
 # These report times, and have the GPU and the processors to themselves.
-TIMED = ("mlp", "transformer", "steps", "pairs")
+TIMED = ("mlp", "transformer", "steps", "pairs", "sleep_times")
 
 
 def main():

@@ -57,8 +57,10 @@ class Transformer(nn.Module):
 def main():
     parser = measure.parser(__doc__)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--snapshot", help="record the memory's history, and write it to this file")
     arguments = parser.parse_args()
     device = measure.prepare(arguments.limit)
+    measure.record(arguments.snapshot)
     if arguments.small:
         vocabulary, longest, width, heads, depth, batch = 500, 96, 32, 4, 2, 4
     else:
@@ -81,7 +83,7 @@ def main():
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             steps.add_loss(loss)
-    measure.finish(steps.figures(model))
+    measure.finish(steps.figures(model), arguments.snapshot)
 
 
 if __name__ == "__main__":

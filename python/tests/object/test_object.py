@@ -512,10 +512,11 @@ def test_copies_between_two_devices(peers):
 GPU_SCRIPTS = Path(__file__).resolve().parents[2] / "gpu"
 
 
-@pytest.mark.parametrize("name", ["graphs", "streams", "processes", "pairs", "fragmentation"])
-def test_the_scripts_of_the_gpu_stage(name):
+@pytest.mark.parametrize("name", ["graphs", "streams", "processes", "pairs", "fragmentation", "sleep"])
+def test_the_scripts_of_the_gpu_stage(name, tmp_path):
     script = str(GPU_SCRIPTS / f"{name}.py")
-    out = run(None, "-m", "gapless.torch", script, "--no-kernels", GAPLESS_SIM_CAPACITY="6GiB")
+    settings = {"GAPLESS_SIM_CAPACITY": "6GiB", "GAPLESS_CONF": f"backups:{tmp_path}"}
+    out = run(None, "-m", "gapless.torch", script, "--small", "--no-kernels", **settings)
     found = json.loads(next(line for line in out.splitlines() if line.startswith('{"')))
     assert found["memory"]["backend"] == "object"
     assert found.get("checks") or found.get("pair_ns") or found["outcome"] == "served"

@@ -31,6 +31,12 @@ os.environ["ON_GAPLESS"] = "1"
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+# What `python -m gapless advise` prints: 100 MiB for all of them.
+ADVICE = """
+import json
+settings = ["native", "expandable_segments:True", "gapless"]
+print(json.dumps({"policies": [{"setting": name, "smallest_device_bytes": 100 << 20} for name in settings]}))
+"""
 COMMON = """
 import json, os, sys, time
 policy = "gapless" if "ON_GAPLESS" in os.environ else \\
@@ -40,7 +46,12 @@ memory = {"backend": os.environ.get("BACKEND", "object") if policy == "gapless" 
 training = {"losses": [3.0, 2.0, 1.0], "checksum": [1.5], "step_ms": 2.0, "timed_ms": 6.0, "timed_steps": 3,
             "memory": memory}
 """
-TRAINING = "print('step 1'); print(json.dumps(training))"
+TRAINING = """
+print("step 1")
+if "--limit" in sys.argv and int(sys.argv[sys.argv.index("--limit") + 1]) < 100 << 20:
+    sys.exit("torch.OutOfMemoryError: out of memory")
+print(json.dumps(training))
+"""
 SCRIPTS = {
     "train_mlp.py": TRAINING,
     "train_transformer.py": TRAINING,
@@ -56,9 +67,20 @@ print(json.dumps({"limit": limit, "live": 1, "free": 1, "wanted": 1, "hole": 1, 
     "compiled.py": "print(json.dumps({'checks': ['one'], 'memory': memory}))",
     "step_time.py": "print(json.dumps({'times': {'64': [3.5, 2.0, 3.0]}, 'memory': memory}))",
     "pairs.py": "print(json.dumps({'pair_ns': {'4 KiB': 250.4, '2 MiB': 300.0}, 'memory': memory}))",
-    "cupy_arrays.py": "print(json.dumps({'checks': ['one'], 'cupy': '1.0', 'conf': os.environ['GAPLESS_CONF']}))",
+    "sleep.py": "print(json.dumps({'checks': ['one'], 'memory': memory, 'conf': os.environ['GAPLESS_CONF']}))",
+    "sleep_times.py": "print(json.dumps({'times_ms': {'first sleep': 2.5}, 'memory': memory}))",
+    "cupy_arrays.py": "print(json.dumps({'checks': ['one'], 'version': '1.0', 'conf': os.environ['GAPLESS_CONF']}))",
+    "numba_arrays.py": "print(json.dumps({'checks': ['one'], 'version': '1.0'}))",
+    "rmm_buffers.py": "print(json.dumps({'checks': ['one'], 'version': '1.0'}))",
 }
 CUPY = "class cuda:\n    class runtime:\n        getDeviceCount = staticmethod(lambda: 1)\n"
+LIBRARIES = {
+    "numba_cuda": "",
+    "numba": "class cuda:\n    current_context = staticmethod(lambda: None)\n",
+    "rmm": "DeviceBuffer = dict\n",
+    # Not the one of this interpreter's packages, should it have one.
+    "torch_memory_saver": None,
+}
 
 
 @pytest.fixture
@@ -71,8 +93,9 @@ def stage(tmp_path):
     def stage(*arguments, torch=TORCH, cupy=CUPY, environment=None, **replaced):
         (package / "gapless" / "__init__.py").write_text("")
         (package / "gapless" / "torch.py").write_text(GAPLESS_TORCH)
+        (package / "gapless" / "__main__.py").write_text(ADVICE)
         # A module that fails to be imported as a missing one does, wherever the tests run.
-        for name, text in {"torch": torch, "cupy": cupy}.items():
+        for name, text in {**LIBRARIES, "torch": torch, "cupy": cupy}.items():
             missing = f"raise ModuleNotFoundError('No module named {name}')"
             (package / f"{name}.py").write_text(missing if text is None else text)
         for name, text in {**SCRIPTS, **{f"{key}.py": text for key, text in replaced.items()}}.items():
@@ -100,11 +123,13 @@ def test_all_is_well(stage):
     code, parts, table, _, _ = stage(environment=settings)
     assert set(outcomes(parts).values()) == {"ok"}, outcomes(parts)
     assert code == 0
-    timed = ["environment", "mlp", "transformer", "steps", "pairs"]
-    assert list(parts)[:5] == timed
+    timed = ["environment", "mlp", "transformer", "steps", "pairs", "sleep_times"]
+    assert list(parts)[:6] == timed
     assert "64 3.50/3.50/3.50" in parts["steps"]["reason"]
-    others = "graphs streams recovery processes compiled fragmentation limited cupy"
-    assert sorted(list(parts)[5:]) == sorted(others.split())
+    assert parts["sleep_times"]["reason"] == "ms, by hand/gapless: first sleep 2.5/2.5"
+    assert parts["sleep"]["runs"]["gapless"]["conf"].startswith("backups:/")
+    others = "graphs streams recovery processes compiled fragmentation limited advise sleep cupy numba rmm"
+    assert sorted(list(parts)[6:]) == sorted(others.split())
     assert "4 KiB 250.40/250.40/250.40, 2 MiB 300.00/300.00/300.00" in parts["pairs"]["reason"]
     assert list(parts["mlp"]["runs"]) == ["native", "expandable", "gapless"]
     assert parts["fragmentation"]["runs"]["native"]["limit"] == 8 << 30
@@ -229,6 +254,11 @@ def test_one_that_fails_does_not_keep_the_others(stage):
         "streams": "failed",
         "cupy": "failed",
         "limited": "ok",
+        "advise": "ok",
+        "sleep": "ok",
+        "sleep_times": "ok",
+        "numba": "ok",
+        "rmm": "ok",
     }
     assert parts["graphs"]["reason"] == "gapless: wrong: a graph; native: wrong: a graph"
     assert parts["streams"]["reason"] == "gapless: killed by signal 11; native: ok"
@@ -266,6 +296,16 @@ def test_limited_tells_what_the_others_do(stage):
     assert "native: out of memory; expandable: survives; gapless: survives" in parts["limited"]["reason"]
     code, parts, _, _, _ = stage("--parts", "limited")
     assert code == 0 and parts["limited"]["outcome"] == "skipped"
+
+
+def test_advice_is_tried(stage):
+    code, parts, _, _, _ = stage("--parts", "advise")
+    assert code == 0
+    tried = "native at 100 MiB: survives; native at 98 MiB: out of memory; expandable at 100 MiB: survives"
+    assert tried in parts["advise"]["reason"]
+    never = TRAINING.replace("100 << 20", "1 << 10")
+    code, parts, _, _, _ = stage("--parts", "advise", train_transformer=never)
+    assert code == 1 and "the advice does not hold: native at 98 MiB: survives" in parts["advise"]["reason"]
 
 
 def test_it_ends_in_time_with_all_children(stage, tmp_path):
@@ -341,7 +381,10 @@ def test_the_scripts_compile():
     for script in RUN.parent.glob("*.py"):
         text = script.read_text()
         compile(text, str(script), "exec")
-        # Programs as anybody writes them: only CuPy's, which has no other way, knows of gapless, and one that starts processes,
-        # since nothing is installed. What they share says what has allocated. No part of the stage is what explain_oom costs.
-        if script.name not in ("run.py", "cupy_arrays.py", "processes.py", "measure.py", "explain_cost.py"):
+        # Programs as anybody writes them. Of gapless know those of libraries that have no other way, those that sleep, and one that
+        # starts processes, since nothing is installed. What they share says what has allocated. No part of the stage is what
+        # explain_oom costs.
+        libraries = ("cupy_arrays.py", "numba_arrays.py", "rmm_buffers.py")
+        others = ("run.py", "measure.py", "processes.py", "sleep.py", "sleep_times.py", "explain_cost.py")
+        if script.name not in libraries + others:
             assert "import gapless" not in text and "gapless.torch" not in text

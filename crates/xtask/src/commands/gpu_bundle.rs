@@ -30,7 +30,7 @@ pub fn run(workspace: &Workspace, arguments: &GpuBundleArguments) -> Result<(), 
         Some(folder) => files::given(folder)?,
         None => workspace.target("gpu-bundle"),
     };
-    process::require(&["strip", "tar"])?;
+    process::require(&["cc", "strip", "tar"])?;
     python_package::require_tools()?;
     if !arguments.without_object {
         require_object(&build_torch_objects::objects(workspace))?;
@@ -52,6 +52,7 @@ pub fn run(workspace: &Workspace, arguments: &GpuBundleArguments) -> Result<(), 
         python_package::add_torch_objects(workspace, &out.join("python/gapless"))?;
     }
     copy_tests(workspace, &bin)?;
+    compile_rules(workspace, &bin)?;
     strip(workspace, &bin)?;
 
     let traces = out.join("traces");
@@ -112,6 +113,15 @@ fn copy_tests(workspace: &Workspace, bin: &Path) -> Result<(), Failure> {
     }
     let program = executable(workspace, &["bench", "--package", "gapless-probe", "--bench", "device"], "device")?;
     files::copy(&program, &bin.join("bench-device"))
+}
+
+/// The program that asks a driver for what the simulated library's rules speak of: linked with that library, it asks the one that it
+/// finds.
+fn compile_rules(workspace: &Workspace, bin: &Path) -> Result<(), Failure> {
+    let source = workspace.path("crates/sim/tests/programs/rules.c");
+    let mut compiler = workspace.command("cc");
+    compiler.args(["-std=gnu11", "-O1", "-o"]).arg(bin.join("rules")).arg(source);
+    process::run(compiler.arg(bin.join("libgapless_sim_libcuda.so")))
 }
 
 /// Builds a test or bench and returns where cargo put it.
