@@ -269,6 +269,12 @@ impl State {
         (addr - start < *bytes).then_some(*device)
     }
 
+    /// Returns `true` if `addr` lies in memory of `cuMemAllocHost`.
+    pub fn is_pinned(&self, addr: u64) -> bool {
+        let lies_in = |(start, bytes): (&u64, &usize)| addr.wrapping_sub(*start) < *bytes as u64;
+        self.pinned.lock().iter().any(lies_in)
+    }
+
     /// Returns `true` if all of `[addr, addr + bytes)` is mapped, and `by` may access it.
     pub fn accessible(&self, mappings: &BTreeMap<u64, Mapping>, by: Accessor, addr: u64, bytes: u64) -> bool {
         addr.checked_add(bytes).is_some() && self.inaccessible(mappings, by, addr, bytes).is_none()

@@ -53,6 +53,13 @@ fn what_is_not_there_is_named_once() {
 }
 
 #[test]
+fn a_copy_from_pageable_memory_has_the_bytes_of_its_call() {
+    let world = World::new();
+    let program = world.compile("copies", &[]);
+    assert_eq!(world.run(&[], &[&program]).stdout, "pageable 1, pinned 2\n");
+}
+
+#[test]
 fn the_program_ends_the_command() {
     let world = World::new();
     let program = world.compile("maps", &["-DCRASHES"]);

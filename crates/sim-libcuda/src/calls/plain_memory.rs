@@ -110,8 +110,7 @@ pub unsafe extern "C" fn cuMemAllocHost_v2(addr: *mut *mut c_void, bytes: usize)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostGetFlags(flags: *mut u32, addr: *mut c_void) -> Code {
     let (state, _) = begin_current!("cuMemHostGetFlags");
-    let lies_in = |(start, bytes): (&u64, &usize)| (addr as u64).wrapping_sub(*start) < *bytes as u64;
-    if !state.pinned.lock().iter().any(lies_in) {
+    if !state.is_pinned(addr as u64) {
         return INVALID;
     }
     // SAFETY: guaranteed by the driver API's contract.

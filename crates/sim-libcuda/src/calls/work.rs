@@ -153,16 +153,24 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     unsafe { copy_in_on(target, source, bytes, stream) }
 }
 
+/// Pageable memory is copied elsewhere before the call returns ("API synchronization behavior" of the driver API), so that the
+/// program may give it back or write to it at once. Pinned memory is read when the copy's turn comes, and so is what a graph copies.
+///
 /// # Safety
 /// The same as for `cuMemcpyHtoDAsync_v2`.
 pub unsafe fn copy_in_on(target: u64, source: *const c_void, bytes: usize, stream: *mut c_void) -> Code {
     let (state, device) = begin_current!("cuMemcpyHtoDAsync_v2");
     let stream = find_stream!(state, stream, device);
+    let is_pageable = bytes > 0 && !state.is_pinned(source as u64);
+    let is_staged = is_pageable && state.settings.copies && stream.capture().is_none();
+    // SAFETY: the source is valid by the driver API's contract.
+    let staged = is_staged.then(|| unsafe { std::slice::from_raw_parts(source.cast::<u8>(), bytes) }.to_vec());
     let (source, bytes) = (source as u64, bytes as u64);
     counts::add(counts::FROM_HOST, bytes);
     queue_work(state, &stream, vec![(Accessor::Copy(device), target, bytes)], move || {
         if state.settings.copies {
-            // SAFETY: the target was found accessible; the source is valid by the driver API's contract.
+            let source = staged.as_ref().map_or(source, |bytes| bytes.as_ptr() as u64);
+            // SAFETY: the target was found accessible; the source is staged, or valid by the driver API's contract.
             unsafe { kernels::copy(target, source, bytes) };
         }
     });
