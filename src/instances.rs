@@ -34,7 +34,7 @@ fn exercise<D: Driver>(driver: Arc<D>) -> Result<(), Box<dyn Error>> {
     second.shrink(page)?;
     drop((first, second));
     let watched = allocator.watch_stream(MAIN)?;
-    allocator.wait_for(allocator.mark(watched))?;
+    watched.mark().wait()?;
     allocator.keep_stream(MAIN)?;
     allocator.forget_stream(MAIN)?;
     allocator.set_budget(64 * page)?;

@@ -92,7 +92,7 @@ fn epochs_are_renumbered_in_all_regions() {
     let [_region, further] = [32, 4].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
     assert_eq!(allocator.snapshot().regions.len(), 2);
     let stream = allocator.watch_stream(MAIN).unwrap();
-    let seal = || assert!(allocator.has_passed(allocator.mark(stream)).unwrap());
+    let seal = || assert!(stream.mark().has_passed().unwrap());
     (0..6).for_each(|_| seal());
     allocator.free(further).unwrap();
     for _ in 0..4 {

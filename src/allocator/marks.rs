@@ -6,56 +6,31 @@
 use super::Allocator;
 use super::error::StreamError;
 use crate::driver::{Driver, DriverError};
-use crate::stream::{Fence, StreamIndex};
+use crate::stream::StreamIndex;
+use crate::sync::Arc;
 use crate::units::StreamId;
+use std::fmt;
 
-/// A stream whose use of other memory is watched. It means something to the allocator that made it, and lasts as long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WatchedStream(StreamIndex);
+/// A stream whose use of other memory is watched. It keeps its device's allocator alive.
+pub struct WatchedStream<D: Driver> {
+    allocator: Allocator<D>,
+    stream: StreamIndex,
+}
 
-/// A moment in the work of a watched stream. It means something to the allocator that made it.
-#[derive(Clone, Copy, Debug)]
-pub struct StreamMark(Fence);
+/// A moment in the work of a watched stream. It keeps the allocator alive as well.
+pub struct StreamMark<D: Driver> {
+    stream: WatchedStream<D>,
+    epoch: u64,
+}
 
 impl<D: Driver> Allocator<D> {
     /// Watches a stream of this allocator's device, whose work uses memory that is not of this allocator.
     ///
     /// # Errors
     /// [`StreamError`] when it is no stream of this device, or one too many.
-    pub fn watch_stream(&self, stream: StreamId) -> Result<WatchedStream, StreamError> {
-        Ok(WatchedStream(self.inner.shared.streams.find_or_add(stream)?.index))
-    }
-
-    /// Marks the end of what is queued on a watched stream by now. Of a stream that its owner has not promised to keep
-    /// ([`keep_stream`](Self::keep_stream)), a later moment may be marked, or one that only [`wait_for`](Self::wait_for)
-    /// reaches.
-    pub fn mark(&self, stream: WatchedStream) -> StreamMark {
-        let streams = &self.inner.shared.streams;
-        let stream = streams.get(stream.0);
-        let mut clock = stream.clock.lock();
-        let epoch = clock.open();
-        if clock.sealed() == 0 {
-            // What fails here is tried again when it is asked for.
-            let _ = streams.progress(None).seal(stream, &mut clock);
-        }
-        StreamMark(Fence { stream: stream.index, epoch })
-    }
-
-    /// Whether a stream has passed a mark. The host does not wait.
-    ///
-    /// # Errors
-    /// [`DriverError`] when the device is lost.
-    pub fn has_passed(&self, mark: StreamMark) -> Result<bool, DriverError> {
-        self.inner.shared.streams.progress(None).has_passed(mark.0.stream, mark.0.epoch)
-    }
-
-    /// Blocks the host until a stream has passed a mark, or the whole device, where no event covers it. Returns false when that is
-    /// impossible now: during a capture.
-    ///
-    /// # Errors
-    /// [`DriverError`] when the device is lost.
-    pub fn wait_for(&self, mark: StreamMark) -> Result<bool, DriverError> {
-        self.inner.shared.streams.progress(None).wait_until_passed(mark.0.stream, mark.0.epoch)
+    pub fn watch_stream(&self, stream: StreamId) -> Result<WatchedStream<D>, StreamError> {
+        let stream = self.inner.shared.streams.find_or_add(stream)?.index;
+        Ok(WatchedStream { allocator: self.clone(), stream })
     }
 
     /// Whether a stream of the device is being captured, as far as this allocator can know: a wait for the device would end the
@@ -64,6 +39,79 @@ impl<D: Driver> Allocator<D> {
         self.inner.shared.streams.progress(None).is_capturing()
     }
 }
+
+impl<D: Driver> WatchedStream<D> {
+    /// Marks the end of what is queued on the stream by now. Of a stream that its owner has not promised to keep
+    /// ([`keep_stream`](Allocator::keep_stream)), a later moment may be marked, or one that only [`wait`](StreamMark::wait) reaches.
+    pub fn mark(&self) -> StreamMark<D> {
+        let streams = &self.allocator.inner.shared.streams;
+        let stream = streams.get(self.stream);
+        let mut clock = stream.clock.lock();
+        let epoch = clock.open();
+        if clock.sealed() == 0 {
+            // What fails here is tried again when it is asked for.
+            let _ = streams.progress(None).seal(stream, &mut clock);
+        }
+        StreamMark { stream: self.clone(), epoch }
+    }
+}
+
+impl<D: Driver> StreamMark<D> {
+    /// Whether the stream has passed the mark. The host does not wait.
+    ///
+    /// # Errors
+    /// [`DriverError`] when the device is lost.
+    pub fn has_passed(&self) -> Result<bool, DriverError> {
+        let WatchedStream { allocator, stream } = &self.stream;
+        allocator.inner.shared.streams.progress(None).has_passed(*stream, self.epoch)
+    }
+
+    /// Blocks the host until the stream has passed the mark, or the whole device, where no event covers it. Returns false when that
+    /// is impossible now: during a capture.
+    ///
+    /// # Errors
+    /// [`DriverError`] when the device is lost.
+    pub fn wait(&self) -> Result<bool, DriverError> {
+        let WatchedStream { allocator, stream } = &self.stream;
+        allocator.inner.shared.streams.progress(None).wait_until_passed(*stream, self.epoch)
+    }
+}
+
+impl<D: Driver> Clone for WatchedStream<D> {
+    fn clone(&self) -> Self {
+        Self { allocator: self.allocator.clone(), stream: self.stream }
+    }
+}
+
+impl<D: Driver> Clone for StreamMark<D> {
+    fn clone(&self) -> Self {
+        Self { stream: self.stream.clone(), epoch: self.epoch }
+    }
+}
+
+impl<D: Driver> fmt::Debug for WatchedStream<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WatchedStream").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+impl<D: Driver> fmt::Debug for StreamMark<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamMark")
+            .field("stream", &self.stream.stream)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The same stream of the same allocator.
+impl<D: Driver> PartialEq for WatchedStream<D> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.allocator.inner, &other.allocator.inner) && self.stream == other.stream
+    }
+}
+
+impl<D: Driver> Eq for WatchedStream<D> {}
 
 #[cfg(test)]
 mod tests {
@@ -81,18 +129,40 @@ mod tests {
             driver.hold(stream);
             let watched = allocator.watch_stream(stream).unwrap();
             driver.delay(stream, std::time::Duration::from_micros(5)).unwrap();
-            let mark = allocator.mark(watched);
-            assert!(!allocator.has_passed(mark).unwrap());
+            let mark = watched.mark();
+            assert!(!mark.has_passed().unwrap());
             driver.complete(stream);
             // Nobody has promised that the other stream lives: its handle is not used again.
-            assert_eq!(allocator.has_passed(mark).unwrap(), stream == kept);
-            let later = allocator.mark(watched);
-            assert!(allocator.wait_for(later).unwrap());
-            assert!(allocator.has_passed(mark).unwrap() && allocator.has_passed(later).unwrap());
+            assert_eq!(mark.has_passed().unwrap(), stream == kept);
+            let later = watched.mark();
+            assert!(later.wait().unwrap());
+            assert!(mark.has_passed().unwrap() && later.has_passed().unwrap());
             driver.resume(stream);
             allocator.check();
         }
+        assert_ne!(allocator.watch_stream(kept).unwrap(), allocator.watch_stream(other).unwrap());
         allocator.close().unwrap();
+    }
+
+    /// The streams of two allocators have the same numbers.
+    #[test]
+    fn a_mark_asks_its_own_allocator() {
+        let [one, other] = [(), ()].map(|()| {
+            let driver = Arc::new(ModelDriver::default());
+            let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
+            let stream = driver.create_stream().unwrap();
+            allocator.keep_stream(stream).unwrap();
+            let watched = allocator.watch_stream(stream).unwrap();
+            driver.hold(stream);
+            driver.delay(stream, std::time::Duration::from_micros(5)).unwrap();
+            (driver, stream, watched)
+        });
+        assert_ne!(one.2, other.2);
+        let mark = one.2.mark();
+        other.0.complete(other.1);
+        assert!(!mark.has_passed().unwrap());
+        one.0.complete(one.1);
+        assert!(mark.has_passed().unwrap());
     }
 
     /// A stream that is destroyed between its use and the mark.
@@ -103,15 +173,17 @@ mod tests {
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let watched = allocator.watch_stream(stream).unwrap();
         driver.destroy_stream(stream).unwrap();
-        let mark = allocator.mark(watched);
-        assert!(!allocator.has_passed(mark).unwrap());
-        assert!(allocator.wait_for(mark).unwrap());
+        let mark = watched.mark();
+        assert!(!mark.has_passed().unwrap());
+        assert!(mark.wait().unwrap());
+        drop((watched, mark));
         let stream = driver.create_stream().unwrap();
         let watched = allocator.watch_stream(stream).unwrap();
         allocator.keep_stream(stream).unwrap();
         allocator.forget_stream(stream).unwrap();
         driver.destroy_stream(stream).unwrap();
-        assert!(allocator.has_passed(allocator.mark(watched)).unwrap());
+        assert!(watched.mark().has_passed().unwrap());
+        drop(watched);
         allocator.close().unwrap();
     }
 
@@ -124,11 +196,11 @@ mod tests {
         allocator.keep_stream(stream).unwrap();
         let watched = allocator.watch_stream(stream).unwrap();
         driver.hold(stream);
-        let mark = allocator.mark(watched);
+        let mark = watched.mark();
         driver.complete(stream);
         driver.delay(stream, std::time::Duration::from_micros(5)).unwrap();
-        assert!(allocator.has_passed(mark).unwrap());
-        assert!(!allocator.has_passed(allocator.mark(watched)).unwrap());
+        assert!(mark.has_passed().unwrap());
+        assert!(!watched.mark().has_passed().unwrap());
         driver.resume(stream);
     }
 }

@@ -49,16 +49,14 @@ struct State<D: Driver> {
 struct Deferred<D: Driver> {
     addr: DeviceAddr,
     /// The uses that may not be over.
-    uses: Vec<(Use<D>, StreamMark)>,
+    uses: Vec<(Use<D>, StreamMark<D>)>,
 }
 
 /// A stream of another device that uses a block.
 struct Use<D: Driver> {
     /// The number of the device.
     ordinal: u32,
-    /// Its allocator.
-    allocator: Allocator<D>,
-    stream: WatchedStream,
+    stream: WatchedStream<D>,
 }
 
 impl<D: Driver> Foreign<D> {
@@ -85,8 +83,8 @@ impl<D: Driver> Foreign<D> {
         let stream = allocator.watch_stream(stream)?;
         let mut state = self.state.lock();
         let uses = state.used.entry(addr).or_default();
-        if !uses.iter().any(|known| known.ordinal == ordinal && known.stream == stream) {
-            uses.push(Use { ordinal, allocator: allocator.clone(), stream });
+        if !uses.iter().any(|known| known.stream == stream) {
+            uses.push(Use { ordinal, stream });
         }
         self.recount(&state);
         Ok(())
@@ -121,14 +119,14 @@ impl<D: Driver> Foreign<D> {
     /// Takes the blocks whose uses are over: the caller frees them.
     pub fn take_over(&self) -> Vec<DeviceAddr> {
         // The marks of one stream are passed in order: after one that is not, the later ones need not be asked about.
-        let mut busy: Vec<(u32, WatchedStream)> = Vec::new();
+        let mut busy: Vec<WatchedStream<D>> = Vec::new();
         self.take(|one, mark| {
-            if busy.contains(&(one.ordinal, one.stream)) {
+            if busy.contains(&one.stream) {
                 return false;
             }
-            let over = is_over(one.allocator.has_passed(mark));
+            let over = is_over(mark.has_passed());
             if !over {
-                busy.push((one.ordinal, one.stream));
+                busy.push(one.stream.clone());
             }
             over
         })
@@ -136,18 +134,18 @@ impl<D: Driver> Foreign<D> {
 
     /// Takes the blocks whose uses are over after a wait for all that can be waited for: the caller frees them.
     pub fn wait(&self) -> Vec<DeviceAddr> {
-        self.take(|one, mark| is_over(one.allocator.wait_for(mark)))
+        self.take(|_, mark| is_over(mark.wait()))
     }
 
     /// Takes the blocks out of `deferred` of which no use is left.
-    fn take(&self, mut is_over: impl FnMut(&Use<D>, StreamMark) -> bool) -> Vec<DeviceAddr> {
+    fn take(&self, mut is_over: impl FnMut(&Use<D>, &StreamMark<D>) -> bool) -> Vec<DeviceAddr> {
         if self.is_forked() {
             return Vec::new();
         }
         let mut state = self.state.lock();
         let mut over = Vec::new();
         state.deferred.retain_mut(|deferred| {
-            deferred.uses.retain(|(one, mark)| !is_over(one, *mark));
+            deferred.uses.retain(|(one, mark)| !is_over(one, mark));
             if deferred.uses.is_empty() {
                 over.push(deferred.addr);
             }
@@ -167,16 +165,15 @@ impl<D: Driver> Foreign<D> {
             return Ok(());
         }
         // Without the lock: work may take its time.
-        let uses: Vec<(u32, Allocator<D>, StreamMark)> = {
+        let uses: Vec<(u32, StreamMark<D>)> = {
             let state = self.state.lock();
             let of_live = state.used.iter().filter(|(addr, _)| wanted(**addr)).flat_map(|(_, uses)| uses);
-            let of_live = of_live.map(|one| (one, one.allocator.mark(one.stream)));
+            let of_live = of_live.map(|one| (one.ordinal, one.stream.mark()));
             let of_freed = state.deferred.iter().filter(|freed| wanted(freed.addr)).flat_map(|freed| &freed.uses);
-            let all = of_live.chain(of_freed.map(|(one, mark)| (one, *mark)));
-            all.map(|(one, mark)| (one.ordinal, one.allocator.clone(), mark)).collect()
+            of_live.chain(of_freed.map(|(one, mark)| (one.ordinal, mark.clone()))).collect()
         };
-        let busy = uses.iter().find(|(_, allocator, mark)| !is_over(allocator.wait_for(*mark)));
-        busy.map_or(Ok(()), |(ordinal, ..)| Err(Error::Capturing(*ordinal)))
+        let busy = uses.iter().find(|(_, mark)| !is_over(mark.wait()));
+        busy.map_or(Ok(()), |(ordinal, _)| Err(Error::Capturing(*ordinal)))
     }
 
     /// Refuses in a process that was forked from the one that the devices are used in.
@@ -196,8 +193,8 @@ impl<D: Driver> Foreign<D> {
 
 impl<D: Driver> Use<D> {
     /// With a mark at the end of what is queued on its stream now.
-    fn marked(self) -> (Self, StreamMark) {
-        let mark = self.allocator.mark(self.stream);
+    fn marked(self) -> (Self, StreamMark<D>) {
+        let mark = self.stream.mark();
         (self, mark)
     }
 }

@@ -57,16 +57,16 @@ impl<D: Device> Runner<D> {
             }
             return;
         }
-        // A range, a pin or a registered block keeps its allocator alive like a handle. The last handle is kept for the next
+        // A range, a pin, a registered block or a mark keeps its allocator alive like a handle. The last handle is kept for the next
         // operations.
         let handle = match handles {
             1 => self.allocator().clone(),
             _ => self.instance_mut().handles.pop().expect("more than one"),
         };
-        let others = self.instance().handles.len() + keepers;
+        let others = self.instance().handles.len() + keepers + self.instance().marks.len();
         match handle.close() {
             Err(CloseError::InUse(count) | CloseError::Pinned(count)) => {
-                assert_eq!(count, others, "number of other handles, ranges, pins and registered blocks")
+                assert_eq!(count, others, "number of other handles, ranges, pins, registered blocks and marks")
             }
             other => panic!("closing with {others} others returned {other:?}"),
         }

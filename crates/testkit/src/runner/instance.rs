@@ -12,9 +12,9 @@ use gapless::units::StreamId;
 use std::sync::Arc;
 
 /// A mark that the allocator made, and the event before it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
-    pub(crate) mark: StreamMark,
+#[derive(Debug)]
+pub(crate) struct Mark<D: Device> {
+    pub(crate) mark: StreamMark<FaultDriver<Witness<D>>>,
     pub(crate) before: EventHandle,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Instance<D: Device> {
     pub(crate) kept: Kept<D>,
     pub(crate) registry: Arc<Registry<D>>,
     pub(crate) oracle: Oracle,
-    pub(crate) marks: Vec<Mark>,
+    pub(crate) marks: Vec<Mark<D>>,
     /// For an allocator that keeps its mappings.
     pub(crate) pool: Option<Pool>,
     pub(crate) lost: bool,

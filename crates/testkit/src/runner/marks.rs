@@ -20,15 +20,14 @@ impl<D: Device> Runner<D> {
     /// Asks the current allocator about its marks, waits for the oldest one if there are many, and marks the end of what is
     /// queued on a stream that is not being captured.
     pub(crate) fn watch(&mut self, stream: StreamId) {
-        for mark in self.instance().marks.clone() {
-            let passed = self.allocator().has_passed(mark.mark);
-            self.check_mark(mark, &passed);
+        for mark in &self.instance().marks {
+            self.check_mark(mark, &mark.mark.has_passed());
         }
         if self.instance().marks.len() >= MOST_MARKS {
             let oldest = self.instance_mut().marks.remove(0);
-            let waited = self.allocator().wait_for(oldest.mark);
-            self.check_mark(oldest, &waited);
-            assert!(waited != Ok(false) || self.may_be_capturing(), "nothing forbids to wait for {oldest:?}");
+            let waited = oldest.mark.wait();
+            self.check_mark(&oldest, &waited);
+            assert!(waited != Ok(false) || self.may_be_capturing(), "nothing forbids to wait for {:?}", oldest.mark);
             self.driver.inner().event_destroy(oldest.before).expect("an event of the device");
         }
         if self.driver.is_capturing(stream) {
@@ -39,8 +38,7 @@ impl<D: Device> Runner<D> {
         device.event_record(before, stream).expect("a stream of the device");
         match self.allocator().watch_stream(stream) {
             Ok(watched) => {
-                let mark = self.allocator().mark(watched);
-                self.instance_mut().marks.push(Mark { mark, before });
+                self.instance_mut().marks.push(Mark { mark: watched.mark(), before });
             }
             Err(StreamError::Foreign { source, .. }) => {
                 self.expect_refused(stream, &source);
@@ -50,11 +48,11 @@ impl<D: Device> Runner<D> {
         }
     }
 
-    fn check_mark(&self, mark: Mark, passed: &Result<bool, DriverError>) {
+    fn check_mark(&self, mark: &Mark<D>, passed: &Result<bool, DriverError>) {
         match passed {
             Ok(true) => {
                 let over = self.driver.inner().event_query(mark.before).expect("an event outside captures");
-                assert!(over, "{mark:?} counts as passed while the work before it runs");
+                assert!(over, "{:?} counts as passed while the work before it runs", mark.mark);
             }
             Ok(false) => {}
             Err(error) => self.expect_injected(error),
@@ -85,9 +83,9 @@ impl<D: Device> Runner<D> {
         block.foreign.iter().all(|stream| {
             let waited = match self.allocator().watch_stream(*stream) {
                 Ok(watched) => {
-                    let mark = self.allocator().mark(watched);
-                    match self.allocator().has_passed(mark) {
-                        Ok(false) => self.allocator().wait_for(mark),
+                    let mark = watched.mark();
+                    match mark.has_passed() {
+                        Ok(false) => mark.wait(),
                         other => other,
                     }
                 }

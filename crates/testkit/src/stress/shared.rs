@@ -251,7 +251,7 @@ impl<D: Device> Shared<'_, D> {
     pub(crate) fn wait_for_foreign_use(&self, stream: StreamId) {
         let wait = || {
             let watched = self.allocator.watch_stream(stream).ok()?;
-            self.allocator.wait_for(self.allocator.mark(watched)).ok()
+            watched.mark().wait().ok()
         };
         if wait() != Some(true) {
             self.witness().synchronize(stream).expect("a stream that nobody captures");
