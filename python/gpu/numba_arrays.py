@@ -44,6 +44,7 @@ def main():
 
     def holds(block, value):
         found = block.copy_to_host()
+        cuda.synchronize()
         return int(found.min()) == int(found.max()) == value
 
     context = cuda.current_context()

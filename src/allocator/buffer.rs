@@ -47,7 +47,7 @@ impl<D: Driver> Allocator<D> {
     /// As `alloc`.
     pub fn alloc_buffer(&self, bytes: u64, stream: StreamId) -> Result<Buffer<D>, AllocError> {
         let addr = self.alloc(bytes, stream)?;
-        Ok(Buffer::from_raw(self, addr, bytes, stream))
+        Ok(Buffer { allocator: self.clone(), addr, bytes, stream, owner: Owner::Buffer })
     }
 }
 
@@ -95,9 +95,10 @@ impl<D: Driver> Buffer<D> {
 
     /// Makes a buffer of the live allocation of `bytes` that starts at `addr`, which was allocated on `stream`.
     ///
-    /// Nothing is checked here. If `addr` is freed elsewhere, or is not an allocation of `allocator`, dropping the buffer
-    /// frees nothing, or whatever was allocated at `addr` since.
-    pub fn from_raw(allocator: &Allocator<D>, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Self {
+    /// # Safety
+    /// `addr` is a live allocation of `allocator`, with `bytes` and `stream` as it was allocated, and nobody else frees it: not by its
+    /// address, and not by another buffer. Otherwise dropping the buffer frees what is somebody else's by then.
+    pub unsafe fn from_raw(allocator: &Allocator<D>, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Self {
         Self { allocator: allocator.clone(), addr, bytes, stream, owner: Owner::Buffer }
     }
 }
@@ -138,7 +139,8 @@ mod tests {
         assert_eq!((allocator.stats().live_bytes, allocator.stats().frees), (0, 1));
         let addr = allocator.alloc_buffer(1000, StreamId::DEFAULT).unwrap().into_raw();
         assert_eq!(allocator.stats().live_bytes, 1000);
-        drop(Buffer::from_raw(&allocator, addr, 1000, StreamId::DEFAULT));
+        // SAFETY: the address was given up by its buffer, and is nobody else's.
+        drop(unsafe { Buffer::from_raw(&allocator, addr, 1000, StreamId::DEFAULT) });
         assert_eq!((allocator.stats().live_bytes, allocator.stats().refused_frees), (0, 0));
         allocator.close().expect("no buffer keeps a clone of the allocator");
     }
