@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::counts;
+use crate::python;
 use crate::rules::{self, Known};
 use crate::stacks::{Frame, Stack};
 
@@ -142,6 +143,7 @@ pub fn is_strict() -> bool {
 pub fn begin(function: &'static str) {
     if is_strict() {
         FUNCTION.set(function);
+        python::begin();
     }
 }
 

@@ -29,6 +29,7 @@ mod ipc;
 mod kernels;
 mod missing;
 mod others;
+mod python;
 pub mod record;
 pub mod rules;
 pub mod settings;

@@ -3,11 +3,10 @@
 use std::backtrace::Backtrace;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
-use std::fs::File;
-use std::io::{Read, Seek};
-use std::os::fd::{AsRawFd, FromRawFd};
 
 use serde::{Deserialize, Serialize};
+
+use crate::python;
 
 /// A function that is being called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +40,7 @@ pub struct Stack {
 impl Stack {
     /// Returns that of this thread.
     pub fn here() -> Self {
-        Self { native: Backtrace::force_capture(), python: python().unwrap_or_default() }
+        Self { native: Backtrace::force_capture(), python: python::traceback().unwrap_or_default() }
     }
 
     /// Returns the frames of native code outside of the driver, and those of Python; the innermost first. What the interpreter
@@ -53,7 +52,7 @@ impl Stack {
             |frame: &Frame| ["_PyEval_", "PyEval_", "_PyFunction_"].iter().any(|it| frame.function.starts_with(it));
         let is_start =
             |frame: &Frame| ["__libc_start", "start_thread", "__clone"].iter().any(|it| frame.function.starts_with(it));
-        let python = python_frames(&self.python);
+        let python = python::frames(&self.python);
         let native =
             all[outside..].iter().take_while(|frame| !is_start(frame) && (python.is_empty() || !is_interpreter(frame)));
         (native.cloned().collect(), python)
@@ -117,54 +116,4 @@ fn demangled(name: &str) -> Option<String> {
     // SAFETY: allocated with malloc, and nobody else has it.
     unsafe { libc::free(text.cast()) };
     Some(found)
-}
-
-/// Reads what Python writes: lines `File "file", line N in function`.
-fn python_frames(text: &str) -> Vec<Frame> {
-    let frame = |line: &str| {
-        let (file, rest) = line.trim().strip_prefix("File \"")?.rsplit_once("\", line ")?;
-        let (line, function) = rest.split_once(" in ")?;
-        Some(Frame { function: function.to_owned(), file: Some(file.to_owned()), line: line.parse().ok() })
-    };
-    text.lines().filter_map(frame).collect()
-}
-
-/// Returns what Python says of this thread, if it is one of an interpreter's.
-///
-/// The function is the one that `faulthandler` calls in a signal handler, so it waits for no lock: the thread need not have the
-/// interpreter's, which libraries give back before they call a driver. It is one of CPython's own, which the libraries of 3.8, 3.11
-/// and 3.12 export and those of 3.9, 3.10 and 3.13 do not; there, nothing is to be seen.
-fn python() -> Option<String> {
-    type State = unsafe extern "C" fn() -> *mut c_void;
-    type Dump = unsafe extern "C" fn(c_int, *mut c_void);
-    // SAFETY: the functions have these types in every version of CPython that has them.
-    let state: State = unsafe { std::mem::transmute::<*mut c_void, State>(symbol(c"PyGILState_GetThisThreadState")?) };
-    // SAFETY: as above.
-    let dump: Dump = unsafe { std::mem::transmute::<*mut c_void, Dump>(symbol(c"_Py_DumpTraceback")?) };
-    // SAFETY: may be called by any thread; returns null before the interpreter is there.
-    let state = unsafe { state() };
-    if state.is_null() {
-        return None;
-    }
-    // SAFETY: the name ends with NUL.
-    let descriptor = unsafe { libc::memfd_create(c"python".as_ptr(), libc::MFD_CLOEXEC) };
-    if descriptor < 0 {
-        return None;
-    }
-    // SAFETY: a new descriptor, which nothing else has.
-    let mut file = unsafe { File::from_raw_fd(descriptor) };
-    // SAFETY: this thread's state, which does not change while the thread is here.
-    unsafe { dump(file.as_raw_fd(), state) };
-    let mut text = Vec::new();
-    file.rewind().ok()?;
-    file.read_to_end(&mut text).ok()?;
-    Some(String::from_utf8_lossy(&text).into_owned())
-}
-
-/// A function of the program or one of its libraries.
-fn symbol(name: &CStr) -> Option<*mut c_void> {
-    let name: *const c_char = name.as_ptr();
-    // SAFETY: the name ends with NUL.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) };
-    (!found.is_null()).then_some(found)
 }
