@@ -70,9 +70,7 @@ impl Shared {
             // In a child of `fork`, the thread that had it is not there.
             let is_free = holder != process;
             // Acquire: pairs with the store of the thread before.
-            if is_free
-                && self.holder.compare_exchange(holder, process, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            {
+            if is_free && self.holder.compare_exchange(holder, process, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 break;
             }
             thread::sleep(Duration::from_micros(20));

@@ -19,8 +19,8 @@
 //! | `GAPLESS_SIM_STRICT` | with `1`, [calls that break a rule](crate::broken) are told on stderr | |
 //! | `GAPLESS_SIM_RECORD` | folder that each process leaves its [record](crate::record) in when it ends | |
 //!
-//! `GAPLESS_SIM_LIBCUDA` and `GAPLESS_SIM_LIBRARIES` are read by tests and by `gapless-sim`. A variable that has another value, or
-//! a name that is not here, is wrong: a line on stderr says so, and `cuInit` returns "invalid value".
+//! `GAPLESS_SIM_LIBCUDA`, `GAPLESS_SIM_LIBRARIES` and `GAPLESS_SIM_PYTHONS` are read by tests and by `gapless-sim`. A variable that has
+//! another value, or a name that is not here, is wrong: a line on stderr says so, and `cuInit` returns "invalid value".
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -34,7 +34,7 @@ use crate::faults::{self, Fault};
 /// What the names of all variables begin with.
 const PREFIX: &str = "GAPLESS_SIM_";
 /// Variables that the library does not read.
-const OF_OTHERS: [&str; 2] = ["GAPLESS_SIM_LIBCUDA", "GAPLESS_SIM_LIBRARIES"];
+const OF_OTHERS: [&str; 3] = ["GAPLESS_SIM_LIBCUDA", "GAPLESS_SIM_LIBRARIES", "GAPLESS_SIM_PYTHONS"];
 const MOST_DEVICES: usize = 64;
 
 /// Support for RDMA-capable chunks.

@@ -1,0 +1,89 @@
+//! Frames of Python are told with each CPython that this machine has, wherever in a program a rule is broken.
+
+mod world;
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use world::World;
+use world::python::interpreters;
+
+fn program() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/frames.py")
+}
+
+/// The functions of the program that have a line which is looked for, with its number.
+fn looked_for() -> Vec<(String, u64)> {
+    let (mut function, mut found) = ("", Vec::new());
+    let text = include_str!("programs/frames.py");
+    for (line, number) in text.lines().zip(1..) {
+        if let Some(rest) = line.trim_start().strip_prefix("def ") {
+            function = rest.split('(').next().unwrap();
+        } else if line.ends_with("# here") {
+            found.push((function.to_owned(), number));
+        }
+    }
+    found
+}
+
+/// The frames of each broken rule of a run of the program, the innermost first.
+fn told(python: &Path, arguments: &[&Path]) -> Vec<Vec<(String, u64)>> {
+    let world = World::new();
+    let report = world.path("report.json");
+    let program = program();
+    let command = [&[python, &program], arguments].concat();
+    let ended = world.run(&["--strict", "--report", report.to_str().unwrap()], &command);
+    let is_well = ended.code == Some(1) && !ended.stderr.contains("Traceback");
+    assert!(is_well, "{}: {ended:?}", python.display());
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
+    let frame = |frame: &Value| (frame["function"].as_str().unwrap().to_owned(), frame["line"].as_u64().unwrap());
+    let frames = |broken: &Value| broken["call"]["python"].as_array().unwrap().iter().map(frame).collect::<Vec<_>>();
+    report["broken"].as_array().unwrap().iter().map(frames).collect()
+}
+
+fn names(frames: &[(String, u64)]) -> Vec<&str> {
+    frames.iter().map(|(function, _)| function.as_str()).collect()
+}
+
+#[test]
+fn they_are_told_with_every_interpreter() {
+    let interpreters = interpreters();
+    println!("with {interpreters:?}");
+    for python in interpreters {
+        let folder = tempfile::tempdir().unwrap();
+        let all = told(&python, &[&folder.path().join("own")]);
+        for (function, line) in looked_for() {
+            let found: Vec<_> = all.iter().filter(|frames| names(frames).contains(&function.as_str())).collect();
+            let [frames] = found[..] else { panic!("{}: {function}: {all:?}", python.display()) };
+            assert_eq!(frames[0], (function, line), "{}", python.display());
+        }
+        let main = all.iter().find(|frames| frames[0].0 == "in_the_main_thread").unwrap();
+        assert_eq!(names(main), ["in_the_main_thread", "with_a_file", "<module>"]);
+        let second = all.iter().find(|frames| frames[0].0 == "in_a_second_thread").unwrap();
+        assert!(!names(second).contains(&"<module>"), "{second:?}");
+        // Of those that ran at once, each tells its own.
+        let deep = |frames: &&Vec<(String, u64)>| names(frames).contains(&"deep");
+        let mut depths: Vec<usize> = all
+            .iter()
+            .filter(deep)
+            .map(|frames| names(frames).iter().filter(|name| **name == "deep").count())
+            .collect();
+        depths.sort_unstable();
+        assert_eq!(depths, [1, 2, 3, 4, 5, 6, 7, 8], "{}", python.display());
+        // While its descriptor is closed there is nothing to be told, and then there is again.
+        let closed: Vec<_> = all.iter().filter(|frames| frames.is_empty()).collect();
+        assert_eq!(closed.len(), 1, "{}: {all:?}", python.display());
+        assert!(all.iter().any(|frames| !frames.is_empty() && frames[0].0 == "after_descriptors_were_closed"));
+    }
+}
+
+/// Where the first calls have the interpreter's lock, theirs are not there, and nothing waits.
+#[test]
+fn they_are_told_where_every_call_keeps_the_lock() {
+    for python in interpreters() {
+        let all = told(&python, &[]);
+        let last = all.iter().find(|frames| !frames.is_empty() && frames[0].0 == "with_the_lock");
+        assert!(last.is_some(), "{}: {all:?}", python.display());
+        let first = all.iter().filter(|frames| frames.is_empty()).count();
+        assert!(first <= 1, "{}: {all:?}", python.display());
+    }
+}
