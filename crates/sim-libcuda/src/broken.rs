@@ -86,7 +86,7 @@ struct Inner {
     function: &'static str,
     number: u64,
     thread: String,
-    stack: Stack,
+    stack: Arc<Stack>,
     /// Which calls were noted before.
     order: u64,
 }
@@ -107,7 +107,7 @@ impl Noted {
 
     fn call(&self) -> Call {
         let Inner { function, number, thread, stack, .. } = &*self.0;
-        let (stack, python) = stack.frames();
+        let (stack, python) = stack.frames().clone();
         let process = std::process::id();
         Call { function: (*function).to_owned(), number: *number, process, thread: thread.clone(), stack, python }
     }
@@ -162,6 +162,11 @@ pub fn work(name: &'static str, detail: String, queued: &Noted, other: Option<&N
 
 fn report(name: &'static str, detail: String, call: &Noted, other: Option<&Noted>) {
     static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+    static TOLD_OF: Mutex<Option<HashSet<(&str, usize)>>> = Mutex::new(None);
+    // A stack that is known stays where it is.
+    if !TOLD_OF.lock().get_or_insert_default().insert((name, Arc::as_ptr(&call.0.stack) as usize)) {
+        return;
+    }
     let rule = rules::find(name);
     let known = rule.known.to_string();
     let is_certain = matches!(rule.known, Known::Answered(_) | Known::Documented(_));

@@ -1,9 +1,12 @@
 //! Stacks of the program that calls the driver: of its native code, and of Python's where it is a Python program.
 
 use std::backtrace::Backtrace;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::python;
@@ -30,22 +33,39 @@ impl fmt::Display for Frame {
     }
 }
 
-/// The stack of a thread. Names are found when somebody wants to see it.
+/// The stack of a thread. Names are found when somebody wants to see it, since that takes time.
 pub struct Stack {
     native: Backtrace,
     /// As Python writes it down.
     python: String,
+    frames: OnceLock<(Vec<Frame>, Vec<Frame>)>,
 }
 
+/// What tells two stacks apart: the addresses that calls return to, and what Python says.
+type Key = (Vec<usize>, String);
+
+/// The most calls of native code by which stacks are told apart.
+const DEPTH: usize = 256;
+
 impl Stack {
-    /// Returns that of this thread.
-    pub fn here() -> Self {
-        Self { native: Backtrace::force_capture(), python: python::traceback().unwrap_or_default() }
+    /// Returns that of this thread. Equal stacks are one.
+    pub fn here() -> Arc<Self> {
+        static KNOWN: Mutex<Option<HashMap<Key, Arc<Stack>>>> = Mutex::new(None);
+        let key = (addresses(), python::traceback().unwrap_or_default());
+        let known = KNOWN.lock().get_or_insert_default().get(&key).cloned();
+        known.unwrap_or_else(|| {
+            let stack = Self { native: Backtrace::force_capture(), python: key.1.clone(), frames: OnceLock::new() };
+            Arc::clone(KNOWN.lock().get_or_insert_default().entry(key).or_insert_with(|| Arc::new(stack)))
+        })
     }
 
     /// Returns the frames of native code outside of the driver, and those of Python; the innermost first. What the interpreter
     /// calls to run a Python program is left out.
-    pub fn frames(&self) -> (Vec<Frame>, Vec<Frame>) {
+    pub fn frames(&self) -> &(Vec<Frame>, Vec<Frame>) {
+        self.frames.get_or_init(|| self.find_frames())
+    }
+
+    fn find_frames(&self) -> (Vec<Frame>, Vec<Frame>) {
         let all = native_frames(&self.native.to_string());
         let outside = all.iter().position(|frame| is_of_driver(&frame.function)).map_or(0, |at| at + 1);
         let is_interpreter =
@@ -57,6 +77,14 @@ impl Stack {
             all[outside..].iter().take_while(|frame| !is_start(frame) && (python.is_empty() || !is_interpreter(frame)));
         (native.cloned().collect(), python)
     }
+}
+
+/// The addresses that the functions of this thread return to.
+fn addresses() -> Vec<usize> {
+    let mut buffer = [std::ptr::null_mut(); DEPTH];
+    // SAFETY: a buffer of this size.
+    let count = unsafe { libc::backtrace(buffer.as_mut_ptr(), DEPTH as c_int) };
+    buffer.iter().take(usize::try_from(count).unwrap_or(0)).map(|address| *address as usize).collect()
 }
 
 /// Whether a function has a name as the driver's have: `cu`, and a capital letter. Functions inside the driver have no such names.
