@@ -87,7 +87,7 @@ struct Inner {
     number: u64,
     thread: String,
     stack: Arc<Stack>,
-    /// Which calls were noted before.
+    /// How many calls were noted before.
     order: u64,
 }
 
@@ -105,7 +105,19 @@ impl Noted {
         Some(Self(Arc::new(Inner { function, number, thread, stack: Stack::here(), order })))
     }
 
-    fn call(&self) -> Call {
+    /// The function, and what its stack has that another one has not.
+    pub fn place(&self) -> (&'static str, usize) {
+        // A stack that is known stays where it is.
+        (self.0.function, Arc::as_ptr(&self.0.stack) as usize)
+    }
+
+    /// How many calls were noted before.
+    pub fn order(&self) -> u64 {
+        self.0.order
+    }
+
+    /// Returns it as somebody sees it.
+    pub fn call(&self) -> Call {
         let Inner { function, number, thread, stack, .. } = &*self.0;
         let (stack, python) = stack.frames().clone();
         let process = std::process::id();
@@ -163,8 +175,7 @@ pub fn work(name: &'static str, detail: String, queued: &Noted, other: Option<&N
 fn report(name: &'static str, detail: String, call: &Noted, other: Option<&Noted>) {
     static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
     static TOLD_OF: Mutex<Option<HashSet<(&str, usize)>>> = Mutex::new(None);
-    // A stack that is known stays where it is.
-    if !TOLD_OF.lock().get_or_insert_default().insert((name, Arc::as_ptr(&call.0.stack) as usize)) {
+    if !TOLD_OF.lock().get_or_insert_default().insert((name, call.place().1)) {
         return;
     }
     let rule = rules::find(name);
