@@ -50,14 +50,14 @@ fn they_are_told_with_every_interpreter() {
     println!("with {interpreters:?}");
     for python in interpreters {
         let folder = tempfile::tempdir().unwrap();
-        let all = told(&python, &[&folder.path().join("own")]);
+        let all = told(&python, &[Path::new("everywhere"), &folder.path().join("own")]);
         for (function, line) in looked_for() {
             let found: Vec<_> = all.iter().filter(|frames| names(frames).contains(&function.as_str())).collect();
             let [frames] = found[..] else { panic!("{}: {function}: {all:?}", python.display()) };
             assert_eq!(frames[0], (function, line), "{}", python.display());
         }
         let main = all.iter().find(|frames| frames[0].0 == "in_the_main_thread").unwrap();
-        assert_eq!(names(main), ["in_the_main_thread", "with_a_file", "<module>"]);
+        assert_eq!(names(main), ["in_the_main_thread", "everywhere", "<module>"]);
         let second = all.iter().find(|frames| frames[0].0 == "in_a_second_thread").unwrap();
         assert!(!names(second).contains(&"<module>"), "{second:?}");
         // Of those that ran at once, each tells its own.
@@ -80,10 +80,21 @@ fn they_are_told_with_every_interpreter() {
 #[test]
 fn they_are_told_where_every_call_keeps_the_lock() {
     for python in interpreters() {
-        let all = told(&python, &[]);
+        let all = told(&python, &[Path::new("locked")]);
         let last = all.iter().find(|frames| !frames.is_empty() && frames[0].0 == "with_the_lock");
         assert!(last.is_some(), "{}: {all:?}", python.display());
         let first = all.iter().filter(|frames| frames.is_empty()).count();
         assert!(first <= 1, "{}: {all:?}", python.display());
+    }
+}
+
+/// When the interpreter has given its signals back, there is nothing to call.
+#[test]
+fn none_are_told_when_the_interpreter_is_all_but_gone() {
+    for python in interpreters() {
+        let all = told(&python, &[Path::new("late")]);
+        let [first, last] = &all[..] else { panic!("{}: {all:?}", python.display()) };
+        assert_eq!(names(first), ["in_the_main_thread", "late", "<module>"], "{}", python.display());
+        assert!(last.is_empty(), "{}: {last:?}", python.display());
     }
 }

@@ -1,9 +1,10 @@
 """Gives handles back that nobody has: each function below breaks the rule ``release_twice`` once, and is in the stack of that call.
 
-Such lines that a test looks for end with ``# here``. ``frames.py FILE`` writes to the file; ``frames.py`` makes all calls with the
-interpreter's lock.
+Such lines that a test looks for end with ``# here``. ``frames.py CASE`` has the cases ``everywhere FILE``, which writes to the file,
+``locked``, in which all calls keep the interpreter's lock, and ``late``, in which one comes when little is left of it.
 """
 
+import codecs
 import ctypes
 import faulthandler
 import os
@@ -37,7 +38,13 @@ def with_all_signals_blocked():
 
 
 def in_a_child():
-    cuda.cuMemRelease(HANDLE)  # here
+    for _ in range(300):
+        cuda.cuMemRelease(HANDLE)  # here
+
+
+def beside_a_child():
+    for _ in range(300):
+        cuda.cuMemRelease(HANDLE)  # here
 
 
 def deep(frames):
@@ -60,7 +67,7 @@ def in_many_threads():
 def after_descriptors_were_closed():
     os.closerange(3, 64)
     # This file is somebody's, and nothing is to be written to it.
-    with open(sys.argv[1], "w+b", buffering=0) as own:
+    with open(sys.argv[2], "w+b", buffering=0) as own:
         own.write(b"as it was")
         cuda.cuMemRelease(HANDLE)
         cuda.cuMemRelease(ctypes.c_uint64(8))
@@ -73,6 +80,17 @@ class Last:
         cuda.cuMemRelease(HANDLE)  # here
 
 
+def after_all(_, release=cuda.cuMemRelease, handle=HANDLE):
+    release(handle)
+
+
+class AfterAll:
+    __del__ = after_all
+
+    def __call__(self, name):
+        """As a search for a codec."""
+
+
 def handled():
     """The real-time signals that have a handler."""
     with open("/proc/self/status") as file:
@@ -80,7 +98,7 @@ def handled():
     return {number for number in range(signal.SIGRTMIN, signal.NSIG) if caught >> (number - 1) & 1}
 
 
-def without_a_file():
+def locked():
     keeping.cuInit(0)
     for _ in range(2):
         keeping.cuMemRelease(HANDLE)
@@ -89,7 +107,13 @@ def without_a_file():
     with_the_lock()
 
 
-def with_a_file():
+def late():
+    cuda.cuInit(0)
+    in_the_main_thread()
+    codecs.register(AfterAll())
+
+
+def everywhere():
     before = handled()
     cuda.cuInit(0)
     in_the_main_thread()
@@ -105,6 +129,7 @@ def with_a_file():
     if child == 0:
         in_a_child()
         os._exit(0)
+    beside_a_child()
     assert os.waitpid(child, 0)[1] == 0
     in_many_threads()
     after_descriptors_were_closed()
@@ -112,7 +137,8 @@ def with_a_file():
     last = Last()
 
 
-if len(sys.argv) > 1:
-    with_a_file()
-else:
-    without_a_file()
+{
+    "everywhere": everywhere,
+    "locked": locked,
+    "late": late,
+}[sys.argv[1]]()
