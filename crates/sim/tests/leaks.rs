@@ -125,11 +125,13 @@ fn a_sweep_says_what_was_held_after_a_fault_and_not_without_one() {
     assert_eq!(held.iter().map(|(function, _)| *function).collect::<Vec<_>>(), ["cuMemMap"; 2]);
     assert_eq!(told(held[0].1), [("chunk", 1, BYTES, "cuMemCreate", 1, vec!["map", "main"])]);
     assert_eq!(told(held[1].1), [("chunk", 1, BYTES, "cuMemCreate", 2, vec!["map", "main"])]);
-    // A program that holds something without a fault.
+    // Of a program that holds something without a fault, that is told once.
     let program = forgetful(&world);
-    let (ended, report) =
-        run(&world, &["--sweep", "--strict", "--leaks", "--only", "cuEventCreate"], &program, "report.json");
+    let arguments = ["--sweep", "--strict", "--leaks", "--only", "cuStreamCreate"];
+    let (ended, report) = run(&world, &arguments, &program, "report.json");
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stdout.contains("Without a fault, the program held "), "{ended:?}");
     assert_eq!(told(&report["without_fault"]["held"]).len(), 4);
+    let more = told(&report["runs"][0]["held"]);
+    assert_eq!(more.iter().map(|(what, ..)| *what).collect::<Vec<_>>(), ["allocation", "event"]);
 }
