@@ -209,8 +209,10 @@ fn start_thread() -> bool {
     // SAFETY: a place for the thread's name, and a function of the type that it asks for.
     let started = unsafe { libc::pthread_create(thread.as_mut_ptr(), null(), main, null_mut()) } == 0;
     if started {
-        // SAFETY: written by the call above; nobody else joins or detaches it.
-        unsafe { libc::pthread_detach(thread.assume_init()) };
+        // SAFETY: written by the call above.
+        let thread = unsafe { thread.assume_init() };
+        // SAFETY: a thread that nobody else joins or detaches.
+        unsafe { libc::pthread_detach(thread) };
     }
     // SAFETY: written by the first call.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };

@@ -21,23 +21,19 @@ fn forgetful(world: &World) -> PathBuf {
     world.compile("forgets", &["-g", "-DFORGETS"])
 }
 
-/// What is held, the number and the bytes of it, the first call, and the functions of C.
-fn told(held: &Value) -> Vec<(&str, u64, u64, &str, u64, Vec<&str>)> {
-    let number = |value: &Value| value.as_u64().unwrap();
-    held.as_array()
-        .unwrap()
-        .iter()
-        .map(|held| {
-            let (what, call) = (held["what"].as_str().unwrap(), &held["call"]);
-            let stack = call["stack"].as_array().unwrap();
-            let functions = stack.iter().map(|frame| frame["function"].as_str().unwrap()).collect();
-            let function = call["function"].as_str().unwrap();
-            (what, number(&held["count"]), number(&held["bytes"]), function, number(&call["number"]), functions)
-        })
-        .collect()
+/// What is held, a line for each place: `2 chunk, 4 MiB: cuMemCreate:1, inner < outer`, with the first call.
+fn told(held: &Value) -> Vec<String> {
+    let line = |held: &Value| {
+        let (count, what, mib) =
+            (&held["count"], held["what"].as_str().unwrap(), held["bytes"].as_u64().unwrap() >> 20);
+        let call = &held["call"];
+        let stack = call["stack"].as_array().unwrap();
+        let functions: Vec<&str> = stack.iter().map(|frame| frame["function"].as_str().unwrap()).collect();
+        let function = call["function"].as_str().unwrap();
+        format!("{count} {what}, {mib} MiB: {function}:{}, {}", call["number"], functions.join(" < "))
+    };
+    held.as_array().unwrap().iter().map(line).collect()
 }
-
-const BYTES: u64 = 2 << 20;
 
 #[test]
 fn what_is_forgotten_is_told_with_the_calls_that_made_it() {
@@ -47,12 +43,12 @@ fn what_is_forgotten_is_told_with_the_calls_that_made_it() {
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let mut all = told(&report["held"]);
     // The largest come first; those that are as large are in no order.
-    assert_eq!(all.pop(), Some(("stream", 3, 0, "cuStreamCreate", 1, vec!["forget_a_stream", "main"])));
+    assert_eq!(all.pop().as_deref(), Some("3 stream, 0 MiB: cuStreamCreate:1, forget_a_stream < main"));
     all.sort_unstable();
     let expected = [
-        ("chunk", 1, BYTES, "cuMemCreate", 1, vec!["create", "forget_memory", "main"]),
-        ("mapping", 1, BYTES, "cuMemMap", 1, vec!["forget_memory", "main"]),
-        ("reservation", 1, BYTES, "cuMemAddressReserve", 1, vec!["main"]),
+        "1 chunk, 2 MiB: cuMemCreate:1, create < forget_memory < main",
+        "1 mapping, 2 MiB: cuMemMap:1, forget_memory < main",
+        "1 reservation, 2 MiB: cuMemAddressReserve:1, main",
     ];
     assert_eq!(all, expected);
     let lines: Vec<&str> = ended.stderr.lines().collect();
@@ -90,8 +86,9 @@ fn of_many_places_the_largest_are_told() {
     let (ended, report) = run(&world, &["--strict", "--leaks"], &program, "report.json");
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let all = told(&report["held"]);
-    let bytes: Vec<u64> = all.iter().map(|(_, _, bytes, ..)| bytes / BYTES).collect();
-    assert_eq!(bytes, (1..=12).rev().collect::<Vec<_>>());
+    let largest_first = (1..=12).rev().map(|mib| format!("1 allocation, {} MiB: ", 2 * mib));
+    assert_eq!(all.len(), 12, "{all:?}");
+    assert!(all.iter().zip(largest_first).all(|(found, expected)| found.starts_with(&expected)), "{all:?}");
     let allocations = ended.stderr.lines().filter(|line| line.starts_with("  1 allocation, "));
     assert_eq!(allocations.count(), 10, "{ended:?}");
     assert!(ended.stderr.ends_with("  and 2 of 2 other places, 6 MiB\n"), "{ended:?}");
@@ -123,8 +120,8 @@ fn a_sweep_says_what_was_held_after_a_fault_and_not_without_one() {
     let runs = report["runs"].as_array().unwrap();
     let held: Vec<_> = runs.iter().filter_map(|run| Some((run["function"].as_str()?, run.get("held")?))).collect();
     assert_eq!(held.iter().map(|(function, _)| *function).collect::<Vec<_>>(), ["cuMemMap"; 2]);
-    assert_eq!(told(held[0].1), [("chunk", 1, BYTES, "cuMemCreate", 1, vec!["map", "main"])]);
-    assert_eq!(told(held[1].1), [("chunk", 1, BYTES, "cuMemCreate", 2, vec!["map", "main"])]);
+    assert_eq!(told(held[0].1), ["1 chunk, 2 MiB: cuMemCreate:1, map < main"]);
+    assert_eq!(told(held[1].1), ["1 chunk, 2 MiB: cuMemCreate:2, map < main"]);
     // Of a program that holds something without a fault, that is told once.
     let program = forgetful(&world);
     let arguments = ["--sweep", "--strict", "--leaks", "--only", "cuStreamCreate"];
@@ -133,5 +130,5 @@ fn a_sweep_says_what_was_held_after_a_fault_and_not_without_one() {
     assert!(ended.stdout.contains("Without a fault, the program held "), "{ended:?}");
     assert_eq!(told(&report["without_fault"]["held"]).len(), 4);
     let more = told(&report["runs"][0]["held"]);
-    assert_eq!(more.iter().map(|(what, ..)| *what).collect::<Vec<_>>(), ["allocation", "event"]);
+    assert_eq!(more, ["1 allocation, 2 MiB: cuMemAlloc_v2:1, main", "1 event, 0 MiB: cuEventCreate:1, main"]);
 }
