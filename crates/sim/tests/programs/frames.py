@@ -1,6 +1,6 @@
-"""Gives handles back that nobody has: each function below breaks the rule ``release_twice`` once, and is in the stack of that call.
+"""Breaks rules of the driver, most of them by giving back a handle that nobody has, in functions that are then in the stacks.
 
-Such lines that a test looks for end with ``# here``. ``frames.py CASE`` has the cases ``everywhere FILE``, which writes to the file,
+Lines that a test looks for end with ``# here``. ``frames.py CASE`` has the cases ``everywhere FILE``, which writes to the file,
 ``locked``, in which all calls keep the interpreter's lock, and ``late``, in which one comes when little is left of it.
 """
 
@@ -47,17 +47,21 @@ def beside_a_child():
         cuda.cuMemRelease(HANDLE)  # here
 
 
-def deep(frames):
+ready = threading.Barrier(8)
+
+
+def deep(frames, offset):
     if frames == 0:
-        for _ in range(20):
-            cuda.cuMemRelease(HANDLE)
+        ready.wait()
+        for _ in range(300):
+            cuda.cuMemMap(HANDLE, HANDLE, offset, HANDLE, ctypes.c_uint64(0))
     else:
-        deep(frames - 1)
+        deep(frames - 1, offset)
 
 
 def in_many_threads():
-    """Each with another number of frames."""
-    threads = [threading.Thread(target=deep, args=(frames,)) for frames in range(8)]
+    """Each with another number of frames, many of them. Every second one has an offset, which breaks another rule."""
+    threads = [threading.Thread(target=deep, args=(frames, ctypes.c_size_t(frames % 2))) for frames in range(60, 68)]
     for thread in threads:
         thread.start()
     for thread in threads:
