@@ -2,8 +2,8 @@
 //!
 //! `faulthandler`, a module of Python's, writes the stack of the thread that receives a signal, and waits for no lock: the thread
 //! need not have that of the interpreter, which libraries give back before they call a driver. A thread of ours asks it once, with
-//! `faulthandler.register`, to do so for a real-time signal that nobody has. From then on the function that it has installed for the
-//! signal is called like any other one, so that no signal is sent and no mask of signals matters.
+//! `faulthandler.register`, to do so for a real-time signal that nobody has. From then on, the function that it has installed for
+//! the signal is called like any other one, so that no signal is sent and no mask of signals matters.
 //!
 //! That the function is still the signal's is how a stack is known to be there: an interpreter that ends gives its signals back.
 //!
@@ -19,8 +19,6 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use crate::stacks::Frame;
 
 /// The longest time that calls wait until stacks are there, all calls of a process together. Another thread may have the
 /// interpreter's lock for as long as it likes, and may wait for the caller.
@@ -376,14 +374,4 @@ pub fn traceback() -> Option<String> {
 fn is_main_thread() -> bool {
     // SAFETY: has no preconditions. C libraries have a function for it from glibc 2.30 on only.
     u32::try_from(unsafe { libc::syscall(libc::SYS_gettid) }) == Ok(std::process::id())
-}
-
-/// Reads what Python writes: lines `File "file", line N in function`.
-pub fn frames(text: &str) -> Vec<Frame> {
-    let frame = |line: &str| {
-        let (file, rest) = line.trim().strip_prefix("File \"")?.rsplit_once("\", line ")?;
-        let (line, function) = rest.split_once(" in ")?;
-        Some(Frame { function: function.to_owned(), file: Some(file.to_owned()), line: line.parse().ok() })
-    };
-    text.lines().filter_map(frame).collect()
 }

@@ -20,8 +20,8 @@
 //! | `GAPLESS_SIM_LEAKS` | with `1`, and `GAPLESS_SIM_STRICT`: [what is held](crate::held) at the end is told on stderr | |
 //! | `GAPLESS_SIM_RECORD` | folder that each process leaves its [record](crate::record) in when it ends | |
 //!
-//! `GAPLESS_SIM_LIBCUDA`, `GAPLESS_SIM_LIBRARIES` and `GAPLESS_SIM_PYTHONS` are read by tests and by `gapless-sim`. A variable that has
-//! another value, or a name that is not here, is wrong: a line on stderr says so, and `cuInit` returns "invalid value".
+//! `GAPLESS_SIM_LIBCUDA`, `GAPLESS_SIM_LIBRARIES` and `GAPLESS_SIM_PYTHONS` are read by tests and by `gapless-sim`. A variable that
+//! has another value, or a name that is not here, is wrong: a line on stderr says so, and `cuInit` returns "invalid value".
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -72,7 +72,7 @@ impl Stack {
             |frame: &Frame| ["_PyEval_", "PyEval_", "_PyFunction_"].iter().any(|it| frame.function.starts_with(it));
         let is_start =
             |frame: &Frame| ["__libc_start", "start_thread", "__clone"].iter().any(|it| frame.function.starts_with(it));
-        let python = python::frames(&self.python);
+        let python = python_frames(&self.python);
         let native =
             all[outside..].iter().take_while(|frame| !is_start(frame) && (python.is_empty() || !is_interpreter(frame)));
         (native.cloned().collect(), python)
@@ -144,4 +144,14 @@ fn demangled(name: &str) -> Option<String> {
     // SAFETY: allocated with malloc, and nobody else has it.
     unsafe { libc::free(text.cast()) };
     Some(found)
+}
+
+/// Reads what Python writes: lines `File "file", line N in function`.
+fn python_frames(text: &str) -> Vec<Frame> {
+    let frame = |line: &str| {
+        let (file, rest) = line.trim().strip_prefix("File \"")?.rsplit_once("\", line ")?;
+        let (line, function) = rest.split_once(" in ")?;
+        Some(Frame { function: function.to_owned(), file: Some(file.to_owned()), line: line.parse().ok() })
+    };
+    text.lines().filter_map(frame).collect()
 }
