@@ -80,8 +80,7 @@ pub fn after_help() -> String {
         "Known devices: {}.\n\n\
          Exit codes: those of the program, or 128 and the number of the signal that ended it; 2 for bad arguments, or if it \
          cannot be started. With --strict, 1 in the place of 0 if a rule was broken, and with --leaks if something was held. \
-         With --sweep 0, or 1 if a run crashed, ran \
-         into the time limit, held memory or broke a rule.\n\n\
+         With --sweep 0, or 1 if a run crashed, ran into the time limit, held memory or broke a rule.\n\n\
          The environment variables GAPLESS_SIM_* have more settings: docs/using/sim.md lists them.",
         device::all_names()
     )
