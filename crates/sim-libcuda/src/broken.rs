@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::counts;
+use crate::python;
 use crate::rules::{self, Known};
 use crate::stacks::{Frame, Stack};
 
@@ -85,8 +86,8 @@ struct Inner {
     function: &'static str,
     number: u64,
     thread: String,
-    stack: Stack,
-    /// Which calls were noted before.
+    stack: Arc<Stack>,
+    /// How many calls were noted before.
     order: u64,
 }
 
@@ -104,9 +105,21 @@ impl Noted {
         Some(Self(Arc::new(Inner { function, number, thread, stack: Stack::here(), order })))
     }
 
-    fn call(&self) -> Call {
+    /// The function, and what its stack has that another one has not.
+    pub fn place(&self) -> (&'static str, usize) {
+        // A stack that is known stays where it is.
+        (self.0.function, Arc::as_ptr(&self.0.stack) as usize)
+    }
+
+    /// How many calls were noted before.
+    pub fn order(&self) -> u64 {
+        self.0.order
+    }
+
+    /// Returns it as somebody sees it.
+    pub fn call(&self) -> Call {
         let Inner { function, number, thread, stack, .. } = &*self.0;
-        let (stack, python) = stack.frames();
+        let (stack, python) = stack.frames().clone();
         let process = std::process::id();
         Call { function: (*function).to_owned(), number: *number, process, thread: thread.clone(), stack, python }
     }
@@ -142,6 +155,7 @@ pub fn is_strict() -> bool {
 pub fn begin(function: &'static str) {
     if is_strict() {
         FUNCTION.set(function);
+        python::begin();
     }
 }
 
@@ -160,6 +174,10 @@ pub fn work(name: &'static str, detail: String, queued: &Noted, other: Option<&N
 
 fn report(name: &'static str, detail: String, call: &Noted, other: Option<&Noted>) {
     static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+    static TOLD_OF: Mutex<Option<HashSet<(&str, usize)>>> = Mutex::new(None);
+    if !TOLD_OF.lock().get_or_insert_default().insert((name, call.place().1)) {
+        return;
+    }
     let rule = rules::find(name);
     let known = rule.known.to_string();
     let is_certain = matches!(rule.known, Known::Answered(_) | Known::Documented(_));

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::settings::Settings;
 use crate::state::{INITIALISED, State};
-use crate::{counts, functions};
+use crate::{counts, functions, held};
 
 /// The name of the line that has the bytes.
 const HELD: &str = "held_bytes";
@@ -74,12 +74,19 @@ pub fn begin() {
 
 #[used]
 #[unsafe(link_section = ".fini_array")]
-static AT_THE_END: extern "C" fn() = write_at_the_end;
+static AT_THE_END: extern "C" fn() = tell_at_the_end;
 
-extern "C" fn write_at_the_end() {
-    let Some(folder) = Settings::if_read().and_then(|settings| settings.record.as_deref()) else { return };
+extern "C" fn tell_at_the_end() {
+    let Some(settings) = Settings::if_read() else { return };
     let process = std::process::id();
-    if PROCESS.load(Ordering::Relaxed) == process
+    if PROCESS.load(Ordering::Relaxed) != process {
+        return;
+    }
+    let folder = settings.record.as_deref();
+    if settings.leaks && INITIALISED.load(Ordering::Acquire) {
+        held::tell(State::get(), folder);
+    }
+    if let Some(folder) = folder
         && let Err(error) = write(folder, process)
     {
         eprintln!("gapless-sim: no record in {}: {error}", folder.display());

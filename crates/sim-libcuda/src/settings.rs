@@ -17,10 +17,11 @@
 //! | `GAPLESS_SIM_FAIL` | `function:n:code,...`: the n-th call of the function (from 1, `*` for all) returns `code` | |
 //! | `GAPLESS_SIM_MISSING` | with `1`, each function that a program looks up and that is not there is named on stderr | |
 //! | `GAPLESS_SIM_STRICT` | with `1`, [calls that break a rule](crate::broken) are told on stderr | |
+//! | `GAPLESS_SIM_LEAKS` | with `1`, and `GAPLESS_SIM_STRICT`: [what is held](crate::held) at the end is told on stderr | |
 //! | `GAPLESS_SIM_RECORD` | folder that each process leaves its [record](crate::record) in when it ends | |
 //!
-//! `GAPLESS_SIM_LIBCUDA` and `GAPLESS_SIM_LIBRARIES` are read by tests and by `gapless-sim`. A variable that has another value, or
-//! a name that is not here, is wrong: a line on stderr says so, and `cuInit` returns "invalid value".
+//! `GAPLESS_SIM_LIBCUDA`, `GAPLESS_SIM_LIBRARIES` and `GAPLESS_SIM_PYTHONS` are read by tests and by `gapless-sim`. A variable that
+//! has another value, or a name that is not here, is wrong: a line on stderr says so, and `cuInit` returns "invalid value".
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -34,7 +35,7 @@ use crate::faults::{self, Fault};
 /// What the names of all variables begin with.
 const PREFIX: &str = "GAPLESS_SIM_";
 /// Variables that the library does not read.
-const OF_OTHERS: [&str; 2] = ["GAPLESS_SIM_LIBCUDA", "GAPLESS_SIM_LIBRARIES"];
+const OF_OTHERS: [&str; 3] = ["GAPLESS_SIM_LIBCUDA", "GAPLESS_SIM_LIBRARIES", "GAPLESS_SIM_PYTHONS"];
 const MOST_DEVICES: usize = 64;
 
 /// Support for RDMA-capable chunks.
@@ -80,6 +81,8 @@ pub struct Settings {
     pub names_missing: bool,
     /// Whether calls that break a rule are told.
     pub strict: bool,
+    /// Whether what is held at the end is told.
+    pub leaks: bool,
     /// The folder of the records of processes.
     pub record: Option<PathBuf>,
     /// What is wrong with the variables. Defaults are in the place of such settings.
@@ -118,6 +121,9 @@ impl Settings {
             if settings.strict {
                 crate::broken::tell(settings.record.clone());
             }
+            if settings.leaks {
+                crate::kept::note_calls();
+            }
             settings
         })
     }
@@ -153,9 +159,13 @@ impl Settings {
                 .unwrap_or_default(),
             names_missing: from.flag("MISSING"),
             strict: from.flag("STRICT"),
+            leaks: from.flag("LEAKS"),
             record: from.path("RECORD"),
             wrong: Vec::new(),
         };
+        if settings.leaks && !settings.strict {
+            from.refuse("LEAKS", "1", "calls are noted with GAPLESS_SIM_STRICT=1 alone");
+        }
         Self { wrong: from.finish(), ..settings }
     }
 }
@@ -180,6 +190,10 @@ impl Variables {
         let name = format!("{PREFIX}{name}");
         let value = self.left.remove(&name)?.to_string_lossy().into_owned();
         parse(&value).map_err(|why| self.wrong.push(Wrong { name, value, why })).ok()
+    }
+
+    fn refuse(&mut self, name: &str, value: &str, why: &str) {
+        self.wrong.push(Wrong { name: format!("{PREFIX}{name}"), value: value.to_owned(), why: why.to_owned() });
     }
 
     fn number<T: FromStr>(&mut self, name: &str, is_good: impl FnOnce(&T) -> bool, wanted: &str) -> Option<T> {

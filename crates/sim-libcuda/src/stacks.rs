@@ -1,13 +1,15 @@
 //! Stacks of the program that calls the driver: of its native code, and of Python's where it is a Python program.
 
 use std::backtrace::Backtrace;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
-use std::fs::File;
-use std::io::{Read, Seek};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+
+use crate::python;
 
 /// A function that is being called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,22 +33,39 @@ impl fmt::Display for Frame {
     }
 }
 
-/// The stack of a thread. Names are found when somebody wants to see it.
+/// The stack of a thread. Names are found when somebody wants to see it, since that takes time.
 pub struct Stack {
     native: Backtrace,
     /// As Python writes it down.
     python: String,
+    frames: OnceLock<(Vec<Frame>, Vec<Frame>)>,
 }
 
+/// What tells two stacks apart: the addresses that calls return to, and what Python says.
+type Key = (Vec<usize>, String);
+
+/// The most calls of native code by which stacks are told apart.
+const DEPTH: usize = 256;
+
 impl Stack {
-    /// Returns that of this thread.
-    pub fn here() -> Self {
-        Self { native: Backtrace::force_capture(), python: python().unwrap_or_default() }
+    /// Returns that of this thread. Equal stacks are one.
+    pub fn here() -> Arc<Self> {
+        static KNOWN: Mutex<Option<HashMap<Key, Arc<Stack>>>> = Mutex::new(None);
+        let key = (addresses(), python::traceback().unwrap_or_default());
+        let known = KNOWN.lock().get_or_insert_default().get(&key).cloned();
+        known.unwrap_or_else(|| {
+            let stack = Self { native: Backtrace::force_capture(), python: key.1.clone(), frames: OnceLock::new() };
+            Arc::clone(KNOWN.lock().get_or_insert_default().entry(key).or_insert_with(|| Arc::new(stack)))
+        })
     }
 
     /// Returns the frames of native code outside of the driver, and those of Python; the innermost first. What the interpreter
     /// calls to run a Python program is left out.
-    pub fn frames(&self) -> (Vec<Frame>, Vec<Frame>) {
+    pub fn frames(&self) -> &(Vec<Frame>, Vec<Frame>) {
+        self.frames.get_or_init(|| self.find_frames())
+    }
+
+    fn find_frames(&self) -> (Vec<Frame>, Vec<Frame>) {
         let all = native_frames(&self.native.to_string());
         let outside = all.iter().position(|frame| is_of_driver(&frame.function)).map_or(0, |at| at + 1);
         let is_interpreter =
@@ -58,6 +77,14 @@ impl Stack {
             all[outside..].iter().take_while(|frame| !is_start(frame) && (python.is_empty() || !is_interpreter(frame)));
         (native.cloned().collect(), python)
     }
+}
+
+/// The addresses that the functions of this thread return to.
+fn addresses() -> Vec<usize> {
+    let mut buffer = [std::ptr::null_mut(); DEPTH];
+    // SAFETY: a buffer of this size.
+    let count = unsafe { libc::backtrace(buffer.as_mut_ptr(), DEPTH as c_int) };
+    buffer.iter().take(usize::try_from(count).unwrap_or(0)).map(|address| *address as usize).collect()
 }
 
 /// Whether a function has a name as the driver's have: `cu`, and a capital letter. Functions inside the driver have no such names.
@@ -127,44 +154,4 @@ fn python_frames(text: &str) -> Vec<Frame> {
         Some(Frame { function: function.to_owned(), file: Some(file.to_owned()), line: line.parse().ok() })
     };
     text.lines().filter_map(frame).collect()
-}
-
-/// Returns what Python says of this thread, if it is one of an interpreter's.
-///
-/// The function is the one that `faulthandler` calls in a signal handler, so it waits for no lock: the thread need not have the
-/// interpreter's, which libraries give back before they call a driver. It is one of CPython's own, which the libraries of 3.8, 3.11
-/// and 3.12 export and those of 3.9, 3.10 and 3.13 do not; there, nothing is to be seen.
-fn python() -> Option<String> {
-    type State = unsafe extern "C" fn() -> *mut c_void;
-    type Dump = unsafe extern "C" fn(c_int, *mut c_void);
-    // SAFETY: the functions have these types in every version of CPython that has them.
-    let state: State = unsafe { std::mem::transmute::<*mut c_void, State>(symbol(c"PyGILState_GetThisThreadState")?) };
-    // SAFETY: as above.
-    let dump: Dump = unsafe { std::mem::transmute::<*mut c_void, Dump>(symbol(c"_Py_DumpTraceback")?) };
-    // SAFETY: may be called by any thread; returns null before the interpreter is there.
-    let state = unsafe { state() };
-    if state.is_null() {
-        return None;
-    }
-    // SAFETY: the name ends with NUL.
-    let descriptor = unsafe { libc::memfd_create(c"python".as_ptr(), libc::MFD_CLOEXEC) };
-    if descriptor < 0 {
-        return None;
-    }
-    // SAFETY: a new descriptor, which nothing else has.
-    let mut file = unsafe { File::from_raw_fd(descriptor) };
-    // SAFETY: this thread's state, which does not change while the thread is here.
-    unsafe { dump(file.as_raw_fd(), state) };
-    let mut text = Vec::new();
-    file.rewind().ok()?;
-    file.read_to_end(&mut text).ok()?;
-    Some(String::from_utf8_lossy(&text).into_owned())
-}
-
-/// A function of the program or one of its libraries.
-fn symbol(name: &CStr) -> Option<*mut c_void> {
-    let name: *const c_char = name.as_ptr();
-    // SAFETY: the name ends with NUL.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name) };
-    (!found.is_null()).then_some(found)
 }

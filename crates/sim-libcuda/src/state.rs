@@ -15,6 +15,7 @@ use crate::accounts::Accounts;
 use crate::broken;
 use crate::context::{Context, OtherContext};
 use crate::ipc::{OfProcess, SharedEvent};
+use crate::kept::Kept;
 use crate::settings::Settings;
 use crate::streams::{Marker, Op, Streams};
 
@@ -29,19 +30,19 @@ pub struct State {
     /// The streams of all devices.
     pub streams: Streams,
     /// Chunks by the handle that the program has.
-    pub chunks: Mutex<HashMap<u64, Chunk>>,
+    pub chunks: Mutex<Kept<HashMap<u64, Chunk>>>,
     /// Mappings by address. Work holds a read lock while it runs.
-    pub mappings: RwLock<BTreeMap<u64, Mapping>>,
+    pub mappings: RwLock<Kept<BTreeMap<u64, Mapping>>>,
     /// Reservations by address: size in bytes and device.
-    pub reservations: Mutex<BTreeMap<u64, (u64, usize)>>,
+    pub reservations: Mutex<Kept<BTreeMap<u64, (u64, usize)>>>,
     /// Memory of `cuMemAlloc` by address.
-    pub plain: Mutex<HashMap<u64, PlainMemory>>,
+    pub plain: Mutex<Kept<HashMap<u64, PlainMemory>>>,
     /// Memory of `cuMemAlloc` in other processes by address.
-    pub opened: Mutex<HashMap<u64, Opened>>,
+    pub opened: Mutex<Kept<HashMap<u64, Opened>>>,
     /// Memory of `cuMemAllocHost` by address: its size in bytes.
-    pub pinned: Mutex<HashMap<u64, usize>>,
+    pub pinned: Mutex<Kept<HashMap<u64, usize>>>,
     /// Events by handle.
-    pub events: Mutex<HashMap<u64, Event>>,
+    pub events: Mutex<Kept<HashMap<u64, Event>>>,
     /// Modules by handle: the text of the image.
     pub modules: Mutex<HashMap<u64, String>>,
     /// Functions by handle: the name of the kernel.
@@ -373,9 +374,9 @@ impl State {
             let _ = self.accounted(device, |host| host.release(chunk));
             return Err(error);
         }
-        self.reservations.lock().insert(addr.0, (bytes, device));
+        self.reservations.lock().insert_part(addr.0, (bytes, device));
         let mapping = Mapping { bytes, device, chunk: 0, rdma: false, granted: DeviceSet::default().with(device) };
-        self.mappings.write().insert(addr.0, mapping);
+        self.mappings.write().insert_part(addr.0, mapping);
         Ok((addr.0, chunk))
     }
 

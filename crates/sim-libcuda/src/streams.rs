@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::ThreadId;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::broken;
 use crate::context::Context;
+use crate::kept::Kept;
 
 /// A flag that is set once, when the operations before it have completed.
 #[derive(Clone, Default)]
@@ -189,6 +190,9 @@ impl Stream {
     }
 }
 
+/// Streams by the handle that the program has.
+type Created = Kept<HashMap<u64, Arc<Stream>, BuildHasherDefault<HandleHasher>>>;
+
 /// The streams of the process by handle.
 ///
 /// The value of a destroyed handle is the first to be used again. A program that hands in such a value before that is
@@ -197,7 +201,7 @@ impl Stream {
 /// Lock order: `created`, `destroyed`, `forgotten`, then the others.
 #[derive(Default)]
 pub struct Streams {
-    created: Mutex<HashMap<u64, Arc<Stream>, BuildHasherDefault<HandleHasher>>>,
+    created: Mutex<Created>,
     legacy: Mutex<HashMap<Context, Arc<Stream>>>,
     per_thread: Mutex<HashMap<(Context, ThreadId), Arc<Stream>>>,
     /// Destroyed handles, the last one last, and their streams, whose queued work still runs.
@@ -224,6 +228,11 @@ impl Streams {
         self.created.lock().insert(handle, Stream::new(context, blocking));
         note_change();
         handle
+    }
+
+    /// Returns those that the program has created and not destroyed.
+    pub fn created(&self) -> MutexGuard<'_, Created> {
+        self.created.lock()
     }
 
     /// Destroys a stream. Its queued work still runs. Returns `false` if the handle is unknown.

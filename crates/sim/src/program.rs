@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::environment::Environment;
 use gapless_sim_libcuda::broken::{self, Broken};
+use gapless_sim_libcuda::held::{self, Held};
 use gapless_sim_libcuda::record::Record;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde::Serialize;
@@ -59,8 +60,17 @@ pub struct Ran {
     pub time: Duration,
     /// What its processes left, or none where each ended without.
     pub record: Option<Record>,
-    /// The rules that its calls broke, where these are told.
+    /// What its processes told on the way.
+    pub told: Told,
+}
+
+/// What is told where somebody asks for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// The rules that calls broke.
     pub broken: Vec<Broken>,
+    /// What was held at the end.
+    pub held: Vec<Held>,
 }
 
 /// Where what a program writes to stderr goes.
@@ -93,8 +103,8 @@ pub fn run_with_streams(program: &[OsString], environment: &Environment, stop: &
         pause(start);
     };
     let time = start.elapsed();
-    let (record, broken) = folder.map(|folder| records_in(folder.path())).transpose()?.unwrap_or_default();
-    Ok(Ran { ending, time, record, broken })
+    let (record, told) = folder.map(|folder| records_in(folder.path())).transpose()?.unwrap_or_default();
+    Ok(Ran { ending, time, record, told })
 }
 
 /// Runs a program that reads nothing and whose output nobody sees, for `limit` at most. It is a process group of its own, which is
@@ -135,8 +145,8 @@ pub fn run_alone(
         pause(start);
     };
     let time = start.elapsed();
-    let (record, broken) = records_in(&records)?;
-    Ok(Ran { ending, time, record, broken })
+    let (record, told) = records_in(&records)?;
+    Ok(Ran { ending, time, record, told })
 }
 
 /// Whether somebody wants this process to end.
@@ -175,10 +185,10 @@ fn pause(start: Instant) {
     thread::sleep((start.elapsed() / 20).clamp(Duration::from_micros(200), Duration::from_millis(50)));
 }
 
-/// The sum of the records of all processes, and the rules that they broke.
-fn records_in(folder: &Path) -> Result<(Option<Record>, Vec<Broken>), Failure> {
+/// The sum of the records of all processes, and what they told.
+fn records_in(folder: &Path) -> Result<(Option<Record>, Told), Failure> {
     let mut sum: Option<Record> = None;
-    let mut rules = Vec::new();
+    let mut told = Told::default();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let failed = |error: &dyn fmt::Display| Failure::Bad(format!("{}: {error}", path.display()));
@@ -189,12 +199,18 @@ fn records_in(folder: &Path) -> Result<(Option<Record>, Vec<Broken>), Failure> {
             }
             Some(ending) if ending == broken::ENDING => {
                 for line in fs::read_to_string(&path)?.lines() {
-                    rules.push(serde_json::from_str(line).map_err(|error| failed(&error))?);
+                    told.broken.push(serde_json::from_str(line).map_err(|error| failed(&error))?);
+                }
+            }
+            Some(ending) if ending == held::ENDING => {
+                for line in fs::read_to_string(&path)?.lines() {
+                    told.held.push(serde_json::from_str(line).map_err(|error| failed(&error))?);
                 }
             }
             // One that was being written when its process was killed.
             Some(_) => {}
         }
     }
-    Ok((sum, rules))
+    told.held.sort_by_key(|held| std::cmp::Reverse((held.bytes, held.count)));
+    Ok((sum, told))
 }

@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::program::{Ending, Ran};
 use gapless_sim_libcuda::broken::Broken;
+use gapless_sim_libcuda::held::Held;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,10 +24,21 @@ pub struct Report {
     /// With `--strict` alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     broken: Option<Vec<Broken>>,
+    /// With `--leaks` alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<Vec<Held>>,
+}
+
+/// What a program was to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    Nothing,
+    Broken,
+    BrokenAndHeld,
 }
 
 impl Report {
-    pub fn of(program: &[OsString], settings: BTreeMap<String, String>, ran: &Ran, is_strict: bool) -> Self {
+    pub fn of(program: &[OsString], settings: BTreeMap<String, String>, ran: &Ran, wanted: Wanted) -> Self {
         Self {
             program: words(program),
             settings,
@@ -34,7 +46,8 @@ impl Report {
             seconds: ran.time.as_secs_f64(),
             calls: ran.record.as_ref().map(|record| record.calls.clone()),
             held_bytes: ran.record.as_ref().map(|record| record.held_bytes),
-            broken: is_strict.then(|| ran.broken.clone()),
+            broken: (wanted != Wanted::Nothing).then(|| ran.told.broken.clone()),
+            held: (wanted == Wanted::BrokenAndHeld).then(|| ran.told.held.clone()),
         }
     }
 }

@@ -4,8 +4,8 @@ use crate::device::{self, KnownDevice};
 use crate::driver::KnownDriver;
 use crate::environment::Environment;
 use crate::libraries::Libraries;
-use crate::program::{self, Ending, Stop};
-use crate::report::{self, Report};
+use crate::program::{self, Ending, Stop, Told};
+use crate::report::{self, Report, Wanted};
 use crate::sarif;
 use crate::sweep::{self, SweepArguments};
 use crate::{BAD, Failure};
@@ -46,6 +46,10 @@ pub struct RunArguments {
     #[arg(long)]
     strict: bool,
 
+    /// Tell at the end what the program has not given back and which calls made it, and end with code 1 where there is something
+    #[arg(long, requires = "strict")]
+    leaks: bool,
+
     /// Put the stand-in for the CUDA runtime before the program's own, for programs with kernels, none of which runs
     #[arg(long)]
     runtime: bool,
@@ -75,8 +79,8 @@ pub fn after_help() -> String {
     format!(
         "Known devices: {}.\n\n\
          Exit codes: those of the program, or 128 and the number of the signal that ended it; 2 for bad arguments, or if it \
-         cannot be started. With --strict, 1 in the place of 0 if a rule was broken. With --sweep 0, or 1 if a run crashed, ran \
-         into the time limit, held memory or broke a rule.\n\n\
+         cannot be started. With --strict, 1 in the place of 0 if a rule was broken, and with --leaks if something was held. \
+         With --sweep 0, or 1 if a run crashed, ran into the time limit, held memory or broke a rule.\n\n\
          The environment variables GAPLESS_SIM_* have more settings: docs/using/sim.md lists them.",
         device::all_names()
     )
@@ -107,18 +111,24 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     }
     let ran = program::run_with_streams(&arguments.program, &environment, &stop)?;
     match file {
-        Some(file) if report::is_sarif(file) => report::write(file, &sarif::log(&ran.broken))?,
+        Some(file) if report::is_sarif(file) => report::write(file, &sarif::log(&ran.told.broken, &ran.told.held))?,
         Some(file) => {
-            let report = Report::of(&arguments.program, environment.settings(), &ran, arguments.strict);
+            let wanted = match (arguments.strict, arguments.leaks) {
+                (_, true) => Wanted::BrokenAndHeld,
+                (true, false) => Wanted::Broken,
+                (false, false) => Wanted::Nothing,
+            };
+            let report = Report::of(&arguments.program, environment.settings(), &ran, wanted);
             report::write(file, &report)?;
         }
         None => {}
     }
-    if !ran.broken.is_empty() {
-        eprintln!("gapless-sim: broken {}", sarif::rules(&ran.broken));
+    let Told { broken, held } = &ran.told;
+    if !broken.is_empty() {
+        eprintln!("gapless-sim: broken {}", sarif::rules(broken));
     }
     Ok(match ran.ending {
-        Ending::Exit(0) => u8::from(!ran.broken.is_empty()),
+        Ending::Exit(0) => u8::from(!broken.is_empty() || !held.is_empty()),
         Ending::Exit(status) => u8::try_from(status).unwrap_or(BAD),
         Ending::Signal(number) => u8::try_from(128 + number).unwrap_or(BAD),
         Ending::TimeLimit => BAD,
@@ -147,6 +157,9 @@ fn environment(arguments: &RunArguments) -> Environment {
     }
     if arguments.strict {
         environment.set("GAPLESS_SIM_STRICT", "1");
+    }
+    if arguments.leaks {
+        environment.set("GAPLESS_SIM_LEAKS", "1");
     }
     environment
 }

@@ -1,6 +1,7 @@
-//! The rules that a program broke, in the format that code hosts show: SARIF 2.1.0.
+//! The rules that a program broke, and what it held at its end, in the format that code hosts show: SARIF 2.1.0.
 
 use gapless_sim_libcuda::broken::{Broken, Call};
+use gapless_sim_libcuda::held::Held;
 use gapless_sim_libcuda::stacks::Frame;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,9 +9,19 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Where the rules are written down.
 const RULES: &str = "docs/using/sim.md#what-it-knows";
 
+/// What is held at the end is under this name.
+const HELD: &str = "held";
+
 /// The log of a run, or of all runs of a sweep.
-pub fn log(broken: &[Broken]) -> Value {
-    let rules: BTreeMap<&str, Value> = broken.iter().map(|broken| (broken.rule.as_str(), rule(broken))).collect();
+pub fn log(broken: &[Broken], held: &[Held]) -> Value {
+    let mut rules: BTreeMap<&str, Value> = broken.iter().map(|broken| (broken.rule.as_str(), rule(broken))).collect();
+    if !held.is_empty() {
+        let text = "held at the end";
+        rules.insert(
+            HELD,
+            json!({"id": HELD, "shortDescription": {"text": text}, "defaultConfiguration": {"level": "note"}}),
+        );
+    }
     json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -20,7 +31,7 @@ pub fn log(broken: &[Broken]) -> Value {
                 "version": env!("CARGO_PKG_VERSION"),
                 "rules": rules.into_values().collect::<Vec<_>>(),
             }},
-            "results": broken.iter().map(result).collect::<Vec<_>>(),
+            "results": broken.iter().map(result).chain(held.iter().map(note)).collect::<Vec<_>>(),
         }],
     })
 }
@@ -47,13 +58,26 @@ fn level(broken: &Broken) -> &'static str {
 }
 
 fn result(broken: &Broken) -> Value {
-    let Call { function, number, process, thread, .. } = &broken.call;
-    let place = format!("{function}, call {number} in process {process}, thread {thread}");
-    let text = format!("{}: {} ({place})", broken.what, broken.detail);
-    let stacks: Vec<Value> = std::iter::once(&broken.call).chain(&broken.other).map(stack).collect();
-    let mut result =
-        json!({"ruleId": broken.rule, "level": level(broken), "message": {"text": text}, "stacks": stacks});
-    if let Some(frame) = frames(&broken.call).find(|frame| frame.file.is_some()) {
+    let text = format!("{}: {} ({})", broken.what, broken.detail, place(&broken.call));
+    let calls: Vec<&Call> = std::iter::once(&broken.call).chain(&broken.other).collect();
+    about(&broken.rule, level(broken), &text, &calls)
+}
+
+fn note(held: &Held) -> Value {
+    let text = format!("held at the end: {} (first {})", held.amount(), place(&held.call));
+    about(HELD, "note", &text, &[&held.call])
+}
+
+fn place(call: &Call) -> String {
+    let Call { function, number, process, thread, .. } = call;
+    format!("{function}, call {number} in process {process}, thread {thread}")
+}
+
+/// What is said about calls, at the place of the first.
+fn about(rule: &str, level: &str, text: &str, calls: &[&Call]) -> Value {
+    let stacks: Vec<Value> = calls.iter().map(|call| stack(call)).collect();
+    let mut result = json!({"ruleId": rule, "level": level, "message": {"text": text}, "stacks": stacks});
+    if let Some(frame) = calls.first().and_then(|call| frames(call).find(|frame| frame.file.is_some())) {
         result["locations"] = json!([location(frame)]);
     }
     result

@@ -1,38 +1,52 @@
-//! A sweep over the example for C, on the gapless that was built beside this test.
+//! The example for C, on the gapless that was built beside this test.
 
 mod world;
 
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use world::{Ended, World, beside};
 
-/// The example ends with status 1 where it is told of an error, and leaves its memory to the end of the process.
-///
-/// Left out is `cuThreadExchangeStreamCaptureMode`, of which there are hundreds of calls; of those that make a context current,
-/// every tenth is looked at.
-#[test]
-fn no_call_that_fails_crashes_gapless_leaves_memory_or_breaks_a_rule() {
+/// The example for C, which ends with status 1 where it is told of an error, and leaves its memory to the end of the process then.
+/// None where the gapless of it was not built.
+fn example(world: &World) -> Option<PathBuf> {
     let Some(library) = beside("libgapless_capi.so") else {
         println!("skipped: libgapless_capi.so was not built");
-        return;
+        return None;
     };
-    let world = World::new();
     for name in ["libgapless.so", "libgapless.so.0"] {
         symlink(&library, world.path(name)).unwrap();
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let program = world.compile_with(&root.join("examples/c/allocate.c"), "allocate", |cc| {
+    Some(world.compile_with(&root.join("examples/c/allocate.c"), "allocate", |cc| {
         cc.arg("-I").arg(root.join("include")).arg("-L").arg(world.path("")).arg("-lgapless");
-    });
-    let sweep = |arguments: &[&str]| {
-        let common = ["--capacity", "256MiB", "--sweep", "--strict", "--may-give-up"];
-        let mut command = world.command(&[&common[..], arguments].concat(), &[&program]);
-        Ended::of(command.env("LD_LIBRARY_PATH", world.path("")).output().unwrap())
-    };
+    }))
+}
+
+fn run(world: &World, arguments: &[&str], program: &Path) -> Ended {
+    let mut command = world.command(&[&["--capacity", "256MiB", "--strict"], arguments].concat(), &[program]);
+    Ended::of(command.env("LD_LIBRARY_PATH", world.path("")).output().unwrap())
+}
+
+/// Left out is `cuThreadExchangeStreamCaptureMode`, of which there are hundreds of calls; of those that make a context current,
+/// every tenth is looked at.
+#[test]
+fn no_call_that_fails_crashes_gapless_leaves_memory_or_breaks_a_rule() {
+    let world = World::new();
+    let Some(program) = example(&world) else { return };
+    let sweep = |arguments: &[&str]| run(&world, &[&["--sweep", "--may-give-up"], arguments].concat(), &program);
     let ended = sweep(&["--only", MEMORY]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let ended = sweep(&["--every", "10", "--only", "cuCtxGetCurrent,cuCtxSetCurrent"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[test]
+fn gapless_gives_back_all_that_it_has_made() {
+    let world = World::new();
+    let Some(program) = example(&world) else { return };
+    let ended = run(&world, &["--leaks"], &program);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    assert!(ended.stdout.contains("bytes released"), "{ended:?}");
 }
 
 /// What the example calls, but for contexts and modes.

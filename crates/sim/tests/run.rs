@@ -120,7 +120,7 @@ fn a_folder_without_the_driver_is_refused() {
 }
 
 /// Each setting, with a value that it cannot have.
-const WRONG: [(&str, &str); 13] = [
+const WRONG: [(&str, &str); 14] = [
     ("GAPLESS_SIM_CAPACITY", "lots"),
     ("GAPLESS_SIM_DEVICES", "two"),
     ("GAPLESS_SIM_VISIBLE", "0,1"),
@@ -133,6 +133,8 @@ const WRONG: [(&str, &str); 13] = [
     ("GAPLESS_SIM_LAX_CAPTURES", "off"),
     ("GAPLESS_SIM_FAIL", "cuMemMaps:1:2"),
     ("GAPLESS_SIM_MISSING", "all"),
+    // Alone.
+    ("GAPLESS_SIM_LEAKS", "1"),
     ("GAPLESS_SIM_CAPACITIES", "1GiB"),
 ];
 
@@ -175,8 +177,8 @@ fn the_document_has_every_variable() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
     let (source, document) = (read("crates/sim-libcuda/src/settings.rs"), read("docs/using/sim.md"));
-    // That of tests is not for users, and what all begin with is no name.
-    let own = |name: &&str| !["GAPLESS_SIM_LIBCUDA", "GAPLESS_SIM_"].contains(name);
+    // Those of tests are not for users, and what all begin with is no name.
+    let own = |name: &&str| !["GAPLESS_SIM_LIBCUDA", "GAPLESS_SIM_PYTHONS", "GAPLESS_SIM_"].contains(name);
     let [source, document] =
         [&source, &document].map(|text| variables(text).into_iter().filter(own).collect::<BTreeSet<_>>());
     assert!(source.len() > 15, "{source:?}");

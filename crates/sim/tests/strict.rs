@@ -3,8 +3,9 @@
 mod world;
 
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+use world::python::interpreters;
 use world::{Ended, World};
 
 fn read(report: &Path) -> Value {
@@ -111,35 +112,6 @@ fn a_sweep_has_rules_that_are_broken_after_a_fault_alone() {
     assert_eq!(world.run(&["--sweep"], &[&program]).code, Some(0));
 }
 
-/// A Python that says what it is doing, if there is one.
-fn python() -> Option<PathBuf> {
-    let python = PathBuf::from("/usr/bin/python3");
-    let text = "import ctypes; ctypes.pythonapi._Py_DumpTraceback";
-    let has_it = Command::new(&python).args(["-c", text]).output().is_ok_and(|output| output.status.success());
-    has_it.then_some(python)
-}
-
-#[test]
-fn frames_of_python_are_told() {
-    let Some(python) = python() else { return eprintln!("no Python with a traceback of its own: nothing is tested") };
-    let world = World::new();
-    let report = world.path("report.json");
-    let script = world.path("script.py");
-    let text = "import ctypes\ncuda = ctypes.CDLL('libcuda.so.1')\ncuda.cuInit(0)\ndef give_back():\n    \
-                cuda.cuMemRelease(ctypes.c_uint64(7))\ngive_back()\n";
-    std::fs::write(&script, text).unwrap();
-    let ended = world.run(&["--strict", "--report", report.to_str().unwrap()], &[&python, &script]);
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    let found = &read(&report)["broken"][0];
-    assert_eq!(found["rule"], "release_twice");
-    let frames = found["call"]["python"].as_array().unwrap();
-    let frames: Vec<_> =
-        frames.iter().map(|frame| (frame["function"].as_str().unwrap(), frame["line"].clone())).collect();
-    assert_eq!(frames, [("give_back", Value::from(5)), ("<module>", Value::from(6))]);
-    // The interpreter itself is no news.
-    assert!(native(found).iter().all(|function| !function.contains("PyEval")), "{found}");
-}
-
 /// The names of the functions of C and C++ in the stack of a call.
 fn native(found: &Value) -> Vec<&str> {
     let frames = found["call"]["stack"].as_array().unwrap();
@@ -149,7 +121,7 @@ fn native(found: &Value) -> Vec<&str> {
 /// Some functions of the driver call others.
 #[test]
 fn no_stack_begins_inside_of_the_driver() {
-    let Some(python) = python() else { return eprintln!("no Python with a traceback of its own: nothing is tested") };
+    let Some(python) = interpreters().into_iter().next() else { return eprintln!("no Python: nothing is tested") };
     let world = World::new();
     let (report, script) = (world.path("report.json"), world.path("script.py"));
     let text =

@@ -76,7 +76,7 @@ pub fn run(
     let limit = arguments.limit.map(|seconds| Duration::from_secs(seconds.get()));
     let first = without_fault(program, environment, limit, Stderr::Shown, stop)?;
     let second = without_fault(program, environment, limit, Stderr::Dropped, stop)?;
-    let plain = Plain::of([&first.1, &second.1], first.0.time.max(second.0.time), first.0.broken);
+    let plain = Plain::of([&first.1, &second.1], first.0.time.max(second.0.time), first.0.told);
     let faults = faults(arguments, &plain.calls)?;
     let limit = limit.unwrap_or_else(|| (10 * plain.time).max(SHORTEST_LIMIT));
     let may_hold = if arguments.may_give_up { MayHold::WhereItGaveUp } else { MayHold::Never };
@@ -99,7 +99,7 @@ pub fn run(
     };
     table::write(&mut io::stdout().lock(), &results)?;
     match file {
-        Some(file) if report::is_sarif(file) => report::write(file, &sarif::log(&results.broken()))?,
+        Some(file) if report::is_sarif(file) => report::write(file, &sarif::log(&results.broken(), &results.held()))?,
         Some(file) => report::write(file, &results.report())?,
         None => {}
     }

@@ -1,9 +1,10 @@
 //! What a sweep has found, and its report.
 
-use crate::program::{Ending, Ran};
+use crate::program::{Ending, Ran, Told};
 use gapless_sim_libcuda::broken::Broken;
 use gapless_sim_libcuda::faults::Fault;
 use gapless_sim_libcuda::functions::{self, Function};
+use gapless_sim_libcuda::held::Held;
 use gapless_sim_libcuda::record::Record;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,8 +33,8 @@ pub struct Plain {
     pub held_bytes: u64,
     /// The time of the longer one.
     pub time: Duration,
-    /// The rules that they broke, where these are told.
-    pub broken: Vec<Broken>,
+    /// What the first of them told.
+    pub told: Told,
 }
 
 /// A function that was called more often in one of the two runs.
@@ -55,8 +56,9 @@ pub struct Case {
     /// Whether the call was made.
     pub reached: bool,
     pub finding: Option<Finding>,
-    /// The rules that were broken, and not at the same place without a fault.
-    pub broken: Vec<Broken>,
+    /// The rules that were broken, and not at the same place without a fault, and what was held of a place that held less without a
+    /// fault, where the run is a finding for that.
+    pub told: Told,
 }
 
 /// What is wrong with how a program ended.
@@ -78,7 +80,7 @@ pub enum MayHold {
 }
 
 impl Plain {
-    pub fn of(records: [&Record; 2], time: Duration, broken: Vec<Broken>) -> Self {
+    pub fn of(records: [&Record; 2], time: Duration, told: Told) -> Self {
         let count = |name: &str| records.map(|record| record.calls.get(name).copied().unwrap_or(0));
         let mut all: Vec<Function> = functions::all().filter(|function| count(function.name) != [0, 0]).collect();
         all.sort_unstable_by_key(|function| function.name);
@@ -89,7 +91,7 @@ impl Plain {
             calls: all.iter().map(|function| (*function, most(function))).collect(),
             held_bytes: records.map(|record| record.held_bytes).into_iter().max().unwrap_or(0),
             time,
-            broken,
+            told,
         }
     }
 }
@@ -113,31 +115,45 @@ impl Case {
             Ending::Exit(_) => held_bytes.filter(|held| *held > plain.held_bytes).map(|_| Finding::HeldMemory),
         };
         let reached = ran.record.as_ref().is_none_or(made);
-        let is_new = |broken: &&Broken| !plain.broken.iter().any(|before| is_same(before, broken));
-        let broken = ran.broken.iter().filter(is_new).cloned().collect();
-        Self { function, call, code, ending: ran.ending, held_bytes, reached, finding, broken }
+        let is_new = |broken: &&Broken| !plain.told.broken.iter().any(|before| is_same(before, broken));
+        let broken = ran.told.broken.iter().filter(is_new).cloned().collect();
+        let is_more = |held: &&Held| {
+            let mut before = plain.told.held.iter().filter(|before| held.is_of_same_place(before));
+            finding == Some(Finding::HeldMemory) && before.all(|before| before.count < held.count)
+        };
+        let held = ran.told.held.iter().filter(is_more).cloned().collect();
+        Self { function, call, code, ending: ran.ending, held_bytes, reached, finding, told: Told { broken, held } }
     }
 
     /// Whether something is wrong.
     pub fn is_found(&self) -> bool {
-        self.finding.is_some() || !self.broken.is_empty()
+        self.finding.is_some() || !self.told.broken.is_empty()
     }
 
     /// The names of the rules that were broken.
     pub fn rules(&self) -> BTreeSet<&str> {
-        self.broken.iter().map(|broken| broken.rule.as_str()).collect()
+        self.told.broken.iter().map(|broken| broken.rule.as_str()).collect()
     }
 }
 
 impl Results {
     /// All rules that were broken, without a fault and with one.
     pub fn broken(&self) -> Vec<Broken> {
-        self.plain.broken.iter().chain(self.cases.iter().flat_map(|case| &case.broken)).cloned().collect()
+        self.told().flat_map(|told| &told.broken).cloned().collect()
+    }
+
+    /// What was held without a fault, and where more was held with one.
+    pub fn held(&self) -> Vec<Held> {
+        self.told().flat_map(|told| &told.held).cloned().collect()
+    }
+
+    fn told(&self) -> impl Iterator<Item = &Told> {
+        std::iter::once(&self.plain.told).chain(self.cases.iter().map(|case| &case.told))
     }
 
     /// Whether something was found.
     pub fn have_found(&self) -> bool {
-        !self.plain.broken.is_empty() || self.cases.iter().any(Case::is_found)
+        self.plain.told != Told::default() || self.cases.iter().any(Case::is_found)
     }
 
     /// What `--report` writes.
@@ -150,7 +166,8 @@ impl Results {
             held_bytes: case.held_bytes,
             reached: case.reached,
             finding: case.finding,
-            broken: &case.broken,
+            broken: &case.told.broken,
+            held: &case.told.held,
         });
         Report {
             program: &self.program,
@@ -160,7 +177,8 @@ impl Results {
                 differing: &self.plain.differing,
                 held_bytes: self.plain.held_bytes,
                 seconds: self.plain.time.as_secs_f64(),
-                broken: &self.plain.broken,
+                broken: &self.plain.told.broken,
+                held: &self.plain.told.held,
             },
             runs: runs.collect(),
         }
@@ -184,6 +202,8 @@ struct ReportedPlain<'a> {
     seconds: f64,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     broken: &'a [Broken],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    held: &'a [Held],
 }
 
 #[derive(Serialize)]
@@ -197,4 +217,6 @@ struct ReportedCase<'a> {
     finding: Option<Finding>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     broken: &'a [Broken],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    held: &'a [Held],
 }

@@ -1,9 +1,11 @@
 //! The table of a sweep.
 
 use super::results::{Case, Finding, Results};
+use crate::program::Told;
 use crate::sarif;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use gapless::ByteSize;
+use gapless_sim_libcuda::held::Held;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
@@ -35,8 +37,12 @@ pub fn write(out: &mut impl Write, results: &Results) -> io::Result<()> {
             differing.function
         )?;
     }
-    if !plain.broken.is_empty() {
-        writeln!(out, "Without a fault, the program broke {}.", sarif::rules(&plain.broken))?;
+    if !plain.told.broken.is_empty() {
+        writeln!(out, "Without a fault, the program broke {}.", sarif::rules(&plain.told.broken))?;
+    }
+    if !plain.told.held.is_empty() {
+        let held: Vec<String> = plain.told.held.iter().map(Held::amount).collect();
+        writeln!(out, "Without a fault, the program held {} at its end.", held.join(", "))?;
     }
     writeln!(out, "{}", summary(results))?;
     if let Some(case) = results.cases.iter().find(|case| case.is_found()) {
@@ -62,7 +68,7 @@ fn summary(results: &Results) -> String {
     for (number, what) in &found[1..] {
         let _ = write!(text, ", {number} {what}");
     }
-    let broke = results.cases.iter().filter(|case| !case.broken.is_empty()).count();
+    let broke = results.cases.iter().filter(|case| !case.told.broken.is_empty()).count();
     if broke > 0 {
         let _ = write!(text, ", {broke} broke a rule");
     }
@@ -74,7 +80,7 @@ fn have_one_outcome(one: &Case, next: &Case) -> bool {
     let (mut one, mut next) = (one.clone(), next.clone());
     let have_same_rules = one.rules() == next.rules();
     one.call = next.call;
-    (one.broken, next.broken) = (Vec::new(), Vec::new());
+    (one.told, next.told) = (Told::default(), Told::default());
     have_same_rules && one == next
 }
 

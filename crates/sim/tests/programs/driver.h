@@ -45,4 +45,5 @@ int cuStreamEndCapture(handle stream, handle *graph);
 int cuEventCreate(handle *event, unsigned flags);
 int cuEventRecord(handle event, handle stream);
 int cuEventQuery(handle event);
+int cuEventDestroy_v2(handle event);
 int cuDevicePrimaryCtxRelease_v2(int device);

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of this module")]
 
+pub mod python;
 pub mod pytorch;
 
 use std::os::unix::fs::symlink;
