@@ -52,6 +52,7 @@ def _make_manager() -> Any:
 
         def reset(self) -> None:
             super().reset()
+            self._frees.settle()
             self._memory.trim()
 
         @property

@@ -1,4 +1,4 @@
-//! A sweep over the example for C, on the gapless that was built beside this test.
+//! Sweeps over programs on gapless: the example for C, on the library that was built beside this test, and one in Rust.
 
 mod world;
 
@@ -34,6 +34,22 @@ fn no_call_that_fails_crashes_gapless_leaves_memory_or_breaks_a_rule() {
     let ended = sweep(&["--every", "10", "--only", "cuCtxGetCurrent,cuCtxSetCurrent"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
+
+/// Also memory that is shared and memory that sleeps. What fails works when it is asked for again: no other status than 0.
+#[test]
+fn a_program_in_rust_goes_on_after_each_call_that_fails() {
+    let program = beside("../examples/on_gapless").expect("cargo builds examples with tests");
+    let world = World::new();
+    let arguments = ["--capacity", "256MiB", "--sweep", "--strict", "--every", "12", "--only", GIVEN];
+    let ended = world.run(&arguments, &[&program]);
+    let other = ended.rows().into_iter().find(|row| row[3] != "exit status 0");
+    assert_eq!((ended.code, other), (Some(0), None), "{ended:?}");
+}
+
+const GIVEN: &str = "cuCtxSynchronize,cuDevicePrimaryCtxRetain,cuEventCreate,cuEventQuery,cuEventRecord,cuMemAddressFree,\
+                     cuMemAddressReserve,cuMemAllocHost,cuMemCreate,cuMemExportToShareableHandle,cuMemFreeHost,\
+                     cuMemImportFromShareableHandle,cuMemMap,cuMemRelease,cuMemSetAccess,cuMemUnmap,cuMemcpyDtoHAsync,\
+                     cuMemcpyHtoDAsync,cuStreamCreate,cuStreamSynchronize";
 
 /// What the example calls, but for contexts and modes.
 const MEMORY: &str = "cuCtxGetId,cuDeviceGet,cuDeviceGetAttribute,cuDeviceGetCount,cuDeviceGetName,cuDevicePrimaryCtxRetain,\
