@@ -1,9 +1,10 @@
-/* How long calls of the simulation take: `speed ALLOCATIONS` for the calls of an allocation, in rounds of 512 chunks of 2 MiB at
- * most, and `speed map MAPPINGS` for so many mappings of one chunk at once. Prints ns a call. */
+/* What calls of the simulation take of the processor, in ns: `speed ALLOCATIONS` for the calls of an allocation, in rounds of 512
+ * chunks of 2 MiB, and `speed map MAPPINGS` for so many mappings at once, and the memory of the host that they take. */
 #include "driver.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 static const size_t CHUNK = 2 << 20;
@@ -12,7 +13,7 @@ static const struct access READ_WRITE = {1, 0, 3};
 
 static double now(void) {
     struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return time.tv_sec * 1e9 + time.tv_nsec;
 }
 
@@ -54,14 +55,17 @@ static void allocations(size_t all) {
 }
 
 static void mappings(size_t all) {
-    uint64_t base = 0, chunk = 0;
-    double map = 0, access = 0, unmap = 0;
+    uint64_t base = 0, *chunks = calloc(all, sizeof *chunks);
+    double create = 0, map = 0, access = 0, unmap = 0;
+    must(chunks == NULL);
     must(cuMemAddressReserve(&base, all * CHUNK, 0, 0, 0));
-    must(cuMemCreate(&chunk, CHUNK, &DEVICE, 0));
-    EACH(map, all, cuMemMap(base + i * CHUNK, CHUNK, 0, chunk, 0));
+    EACH(create, all, cuMemCreate(&chunks[i], CHUNK, &DEVICE, 0));
+    EACH(map, all, cuMemMap(base + i * CHUNK, CHUNK, 0, chunks[i], 0));
     EACH(access, all, cuMemSetAccess(base + i * CHUNK, CHUNK, &READ_WRITE, 1));
     EACH(unmap, all, cuMemUnmap(base + i * CHUNK, CHUNK));
-    printf("cuMemMap %.0f\ncuMemSetAccess %.0f\ncuMemUnmap %.0f\n", map / all, access / all, unmap / all);
+    printf("cuMemCreate %.0f\ncuMemMap %.0f\ncuMemSetAccess %.0f\ncuMemUnmap %.0f\n", create / all, map / all,
+           access / all, unmap / all);
+    free(chunks);
 }
 
 int main(int count, char **arguments) {
@@ -74,5 +78,8 @@ int main(int count, char **arguments) {
     } else {
         allocations(count > 1 ? strtoul(arguments[1], NULL, 10) : 1 << 14);
     }
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    printf("%ld MiB of the host\n", usage.ru_maxrss >> 10);
     return 0;
 }
