@@ -26,5 +26,7 @@ pub fn run(workspace: &Workspace, torch: &Path, modules: &Path) -> Result<(), Fa
     let packages = ["--package", "gapless-sim", "--package", "gapless-capi"];
     let mut tests = workspace.cargo(["test", "--quiet"]);
     tests.args(packages).args(TESTS.iter().flat_map(|test| ["--test", test]));
-    process::run(tests.env("GAPLESS_TORCH_ENV", torch).env("GAPLESS_TORCH_MODULES", modules).env("GAPLESS_NUMBA_ENV", numba))
+    process::run(
+        tests.env("GAPLESS_TORCH_ENV", torch).env("GAPLESS_TORCH_MODULES", modules).env("GAPLESS_NUMBA_ENV", numba),
+    )
 }

@@ -36,7 +36,11 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
         let program = workspace.target("debug/examples").join(program);
         let sim = |arguments: &[&str]| {
             let mut sim = workspace.command(workspace.target("debug/gapless-sim"));
-            sim.args(["run", "--strict", "--libraries"]).arg(root.join("lib64")).args(arguments).arg("--").arg(&program);
+            sim.args(["run", "--strict", "--libraries"])
+                .arg(root.join("lib64"))
+                .args(arguments)
+                .arg("--")
+                .arg(&program);
             sim
         };
         process::run(&mut sim(&[]))?;
