@@ -21,6 +21,9 @@ def _make_manager() -> Any:
 
         def initialize(self) -> None:
             super().initialize()
+            if hasattr(self, "_frees"):
+                # Numba calls this whenever it makes the context current. What is still to be freed is kept.
+                return
             self._memory = memory = DeviceMemory(self.context.device.id)
             context = weakref.proxy(self.context)
 
@@ -52,6 +55,7 @@ def _make_manager() -> Any:
 
         def reset(self) -> None:
             super().reset()
+            self._frees.settle()
             self._memory.trim()
 
         @property

@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 const DRIVER: &str = "libcuda.so.1";
 /// The stand-in for the CUDA runtime, which is loaded before the program's own one.
 const RUNTIME: &str = "libcudart-standin.so";
+/// A folder with the stand-in by the names of the runtime, for programs that would find none.
+const NAMED_RUNTIME: &str = "runtime";
 /// Where the libraries are, from the folder of this program.
 const PLACES: [&str; 2] = ["../lib/gapless-sim", "lib"];
 /// Names the folder of the libraries.
@@ -50,6 +52,13 @@ impl Libraries {
             variables.push(("LD_PRELOAD", before(runtime, "LD_PRELOAD")));
         }
         variables
+    }
+
+    /// The variable by which a program that is linked with the runtime, and finds none, finds the stand-in by name.
+    pub fn named_runtime(&self) -> Option<(&'static str, OsString)> {
+        let named = self.folder.join(NAMED_RUNTIME);
+        let path = before(&self.folder, "LD_LIBRARY_PATH");
+        (self.runtime.is_some() && named.is_dir()).then(|| ("LD_LIBRARY_PATH", with(path, named.as_os_str())))
     }
 }
 
@@ -112,10 +121,15 @@ fn withhold(library: &mut [u8], names: &[&str]) -> io::Result<()> {
 
 /// A list of paths with one more in front.
 fn before(path: &Path, variable: &str) -> OsString {
-    let mut list = path.as_os_str().to_owned();
-    if let Some(rest) = env::var_os(variable).filter(|rest| !rest.is_empty()) {
-        list.push(":");
-        list.push(rest);
+    let list = path.as_os_str().to_owned();
+    match env::var_os(variable).filter(|rest| !rest.is_empty()) {
+        Some(rest) => with(list, &rest),
+        None => list,
     }
+}
+
+fn with(mut list: OsString, more: &OsStr) -> OsString {
+    list.push(":");
+    list.push(more);
     list
 }

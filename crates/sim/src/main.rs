@@ -6,6 +6,7 @@ mod device;
 mod driver;
 mod environment;
 mod libraries;
+mod loader;
 mod program;
 mod report;
 mod run;

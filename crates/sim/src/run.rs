@@ -4,6 +4,7 @@ use crate::device::{self, KnownDevice};
 use crate::driver::KnownDriver;
 use crate::environment::Environment;
 use crate::libraries::Libraries;
+use crate::loader;
 use crate::program::{self, Ending, Stop, Told};
 use crate::report::{self, Report, Wanted};
 use crate::sarif;
@@ -94,6 +95,11 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     let libraries = Libraries::find(arguments.libraries.as_deref(), &lacks, arguments.runtime)?;
     let mut environment = environment;
     for (name, value) in libraries.variables() {
+        environment.set(name, value);
+    }
+    if let Some((name, value)) = libraries.named_runtime()
+        && loader::misses_runtime(&arguments.program[0], &environment)
+    {
         environment.set(name, value);
     }
     let file = arguments.report.as_deref();

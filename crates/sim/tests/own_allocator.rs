@@ -1,4 +1,4 @@
-//! The example for C, on the gapless that was built beside this test.
+//! Sweeps over programs on gapless: the example for C, on the library that was built beside this test, and one in Rust.
 
 mod world;
 
@@ -48,6 +48,22 @@ fn gapless_gives_back_all_that_it_has_made() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     assert!(ended.stdout.contains("bytes released"), "{ended:?}");
 }
+
+/// Also memory that is shared and memory that sleeps. What fails works when it is asked for again: no other status than 0.
+#[test]
+fn a_program_in_rust_goes_on_after_each_call_that_fails() {
+    let program = beside("../examples/on_gapless").expect("cargo builds examples with tests");
+    let world = World::new();
+    let arguments = ["--capacity", "256MiB", "--sweep", "--strict", "--every", "12", "--only", GIVEN];
+    let ended = world.run(&arguments, &[&program]);
+    let other = ended.rows().into_iter().find(|row| row[3] != "exit status 0");
+    assert_eq!((ended.code, other), (Some(0), None), "{ended:?}");
+}
+
+const GIVEN: &str = "cuCtxSynchronize,cuDevicePrimaryCtxRetain,cuEventCreate,cuEventQuery,cuEventRecord,cuMemAddressFree,\
+                     cuMemAddressReserve,cuMemAllocHost,cuMemCreate,cuMemExportToShareableHandle,cuMemFreeHost,\
+                     cuMemImportFromShareableHandle,cuMemMap,cuMemRelease,cuMemSetAccess,cuMemUnmap,cuMemcpyDtoHAsync,\
+                     cuMemcpyHtoDAsync,cuStreamCreate,cuStreamSynchronize";
 
 /// What the example calls, but for contexts and modes.
 const MEMORY: &str = "cuCtxGetId,cuDeviceGet,cuDeviceGetAttribute,cuDeviceGetCount,cuDeviceGetName,cuDevicePrimaryCtxRetain,\

@@ -6,9 +6,9 @@ mod world;
 
 use serde_json::Value;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use world::Ended;
+use std::path::Path;
 use world::pytorch::PyTorch;
+use world::{Ended, module};
 
 /// A module of a published package, on PyTorch.
 struct Module {
@@ -20,11 +20,7 @@ struct Module {
 
 impl Module {
     fn find(package: &str, program: &'static str) -> Option<Self> {
-        let folder = std::env::var_os("GAPLESS_TORCH_MODULES").map(PathBuf::from);
-        let Some(folder) = folder.map(|folder| folder.join(package)).filter(|folder| folder.is_dir()) else {
-            println!("skipped: GAPLESS_TORCH_MODULES names no folder with {package}");
-            return None;
-        };
+        let folder = module(package)?;
         // The rest of vLLM, of which only the allocator is there.
         let stand_ins = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/tests/modules");
         let path = std::env::join_paths([folder, stand_ins]).unwrap();

@@ -1,4 +1,7 @@
-"""Asks numba-cuda for arrays, each once more where that fails. Ends with status 1 where something fails twice or bytes are lost."""
+"""Asks numba-cuda for arrays, each once more where that fails, and gives them back.
+
+Ends with status 1 where something fails twice or bytes are lost. With ``NUMBA_CUDA_MEMORY_MANAGER=gapless.numba`` they are gapless's.
+"""
 
 import numpy
 from numba import cuda
@@ -28,3 +31,4 @@ arrays.append(again(empty, 70))
 del arrays, copied
 again(cuda.current_context().deallocations.clear)
 again(cuda.synchronize)
+again(cuda.current_context().reset)

@@ -97,3 +97,13 @@ impl Ended {
 pub fn beside(name: &str) -> Option<PathBuf> {
     Some(std::env::current_exe().unwrap().with_file_name(name)).filter(|path| path.exists())
 }
+
+/// What is in the wheel of a published package, in the folder that `GAPLESS_TORCH_MODULES` names.
+pub fn module(package: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("GAPLESS_TORCH_MODULES").map(PathBuf::from);
+    let folder = folder.map(|folder| folder.join(package)).filter(|folder| folder.is_dir());
+    if folder.is_none() {
+        println!("skipped: GAPLESS_TORCH_MODULES names no folder with {package}");
+    }
+    folder
+}

@@ -8,6 +8,7 @@ use std::process::Command;
 pub struct PyTorch {
     pub world: World,
     python: PathBuf,
+    cuda_headers: PathBuf,
 }
 
 impl PyTorch {
@@ -27,10 +28,19 @@ impl PyTorch {
         for (source, library) in [("cuda_runtime.c", "lib/libcudart-standin.so"), ("nvml.c", "lib/libnvidia-ml.so.1")] {
             world.compile_with(&sources.join(source), library, |cc| {
                 cc.args(["-O1", "-fPIC", "-shared", "-isystem"]).arg(&headers);
+                let versions = sources.join(source).with_extension("map");
+                if versions.is_file() {
+                    cc.arg(format!("-Wl,--version-script={}", versions.display()));
+                }
                 cc.arg("-L").arg(world.path("lib")).args(["-lcuda", "-ldl"]);
             });
         }
-        Some(Self { world, python })
+        Some(Self { world, python, cuda_headers: headers })
+    }
+
+    /// The folder of the CUDA runtime's headers.
+    pub fn cuda_headers(&self) -> &Path {
+        &self.cuda_headers
     }
 
     /// `gapless-sim run` of one of `programs`.

@@ -73,6 +73,12 @@ fn add_stand_ins(workspace: &Workspace, cc: &Path, headers: &Path, prefix: &Path
         let source = format!("python/tests/cuda_stand_ins/{source}");
         compile_c(workspace.command(cc), headers, &prefix.join(LIBRARIES), &source, library)?;
     }
+    // For programs that are linked with the runtime and would find none; the command says who they are.
+    let named = prefix.join(LIBRARIES).join("runtime");
+    files::create_folder(&named)?;
+    for name in ["libcudart.so", "libcudart.so.12", "libcudart.so.13"] {
+        files::link("../libcudart-standin.so", &named.join(name))?;
+    }
     Ok(())
 }
 
@@ -95,7 +101,7 @@ fn build_wheel(workspace: &Workspace, headers: Option<PathBuf>) -> Result<(), Fa
     let program = install(workspace, &built, &package)?;
     add_stand_ins(workspace, cc, &headers, &package)?;
     let mut binaries = files::entries(&package.join(LIBRARIES))?;
-    binaries.retain(|file| !file.is_symlink());
+    binaries.retain(|file| file.is_file() && !file.is_symlink());
     binaries.push(program);
     for binary in &binaries {
         process::run(workspace.command("strip").arg("--strip-unneeded").arg(binary))?;

@@ -15,6 +15,7 @@ pub mod generate_figures;
 pub mod generate_header;
 pub mod gpu_bundle;
 pub mod gpu_compare;
+pub mod guests;
 pub mod model_check;
 pub mod package_crates;
 pub mod sanitize;

@@ -144,9 +144,14 @@ impl StandIns {
 }
 
 /// Compiles a source of C that calls the driver to a library in a folder, which has a `libcuda.so` already. `cc` is the compiler.
+/// Versions of its symbols are in a file with the ending `.map` beside the source.
 pub fn compile_c(mut cc: Command, headers: &Path, folder: &Path, source: &str, library: &str) -> Result<(), Failure> {
     cc.args(["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-isystem"]);
     cc.arg(headers).arg(source).arg("-o").arg(folder.join(library));
+    let versions = Path::new(source).with_extension("map");
+    if cc.get_current_dir().unwrap_or(Path::new("")).join(&versions).is_file() {
+        cc.arg(format!("-Wl,--version-script={}", versions.display()));
+    }
     process::run(cc.arg("-L").arg(folder).args(["-lcuda", "-ldl"]))
 }
 

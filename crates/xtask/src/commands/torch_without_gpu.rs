@@ -3,6 +3,7 @@
 //! Installs PyTorch into an environment of its own, builds a stand-in for the CUDA runtime over the simulated driver, and
 //! runs the package's PyTorch tests. No kernel runs; allocation is all that is tested.
 
+use super::guests;
 use super::test_page;
 use super::torch_stand_ins::StandIns;
 use super::torch_sweeps;
@@ -153,9 +154,7 @@ fn modules(workspace: &Workspace, stand_ins: &StandIns) -> Result<(), Failure> {
     stand_ins.preload(&mut saver, &folder.join(SAVER), PRELOADED_LIBRARY)?;
     process::run(&mut saver)?;
     println!("published packages:");
-    let mut published = workspace.cargo(["test", "--quiet", "--package", "gapless-sim", "--test", "published"]);
-    published.env("GAPLESS_TORCH_ENV", stand_ins.environment()?).env("GAPLESS_TORCH_MODULES", &folder);
-    process::run(&mut published)?;
+    guests::run(workspace, stand_ins.environment()?, &folder)?;
     println!("measured:");
     let mut measured = measuring(workspace, stand_ins)?;
     process::run(measured.args(["-m", "pytest", "-q", "-p", "no:cacheprovider"]).arg(workspace.path(MEASURED)))

@@ -1,0 +1,182 @@
+/* Asks RMM 25.4 for buffers on two streams, each once more where that fails, and gives them all back. Ends with status 1 where
+ * something fails twice or bytes are lost. The argument says whose memory it is: `cuda`, `pool`, `arena`, and `gapless` where it is
+ * compiled with -DON_GAPLESS. */
+#include <cstdio>
+#include <list>
+#include <memory>
+#include <rmm/cuda_stream.hpp>
+#include <rmm/device_buffer.hpp>
+#include <rmm/device_uvector.hpp>
+#include <rmm/mr/device/arena_memory_resource.hpp>
+#include <rmm/mr/device/cuda_memory_resource.hpp>
+#include <rmm/mr/device/pool_memory_resource.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+#ifdef ON_GAPLESS
+#include <gapless.h>
+#endif
+
+namespace {
+
+constexpr std::size_t MIB = 1 << 20;
+using Resource = rmm::mr::device_memory_resource;
+
+#ifdef ON_GAPLESS
+class GaplessResource : public Resource {
+   public:
+    GaplessResource() {
+        gapless_config config{};
+        config.size = sizeof config;
+        config.budget_bytes = 96 * MIB;
+        if (gapless_create(&config, &allocator_) != GAPLESS_OK) {
+            throw std::runtime_error(gapless_last_error());
+        }
+    }
+    GaplessResource(const GaplessResource &) = delete;
+    GaplessResource &operator=(const GaplessResource &) = delete;
+    ~GaplessResource() override { gapless_destroy(allocator_); }
+
+   private:
+    void *do_allocate(std::size_t bytes, rmm::cuda_stream_view stream) override {
+        void *pointer = nullptr;
+        if (gapless_alloc(allocator_, bytes, stream.value(), &pointer) != GAPLESS_OK) {
+            throw rmm::out_of_memory(gapless_last_error());
+        }
+        return pointer;
+    }
+    void do_deallocate(void *pointer, std::size_t, rmm::cuda_stream_view) override {
+        /* Each buffer goes on the stream that it came on. */
+        gapless_free(allocator_, pointer);
+    }
+
+    gapless_allocator *allocator_ = nullptr;
+};
+#endif
+
+template <typename Step>
+auto again(const char *name, Step step) {
+    try {
+        return step();
+    } catch (const std::exception &error) {
+        std::string text = error.what();
+        std::printf("%s: %s\n", name, text.substr(0, text.find('\n')).c_str());
+        std::fflush(stdout);
+        return step();
+    }
+}
+
+void must(cudaError_t error) {
+    if (error != cudaSuccess) {
+        throw std::runtime_error(cudaGetErrorName(error));
+    }
+}
+
+/* A buffer whose bytes are all the same. */
+struct Filled {
+    char byte;
+    rmm::device_buffer buffer;
+
+    /* What is copied from stays: after a wait that failed, the copy may be queued still. */
+    Filled(char byte, std::size_t mib, rmm::cuda_stream_view stream, Resource *resource)
+        : byte(byte), buffer(again("buffer", [&] {
+              static std::list<std::vector<char>> copied;
+              const std::vector<char> &host = copied.emplace_back(mib * MIB, byte);
+              return rmm::device_buffer(host.data(), host.size(), stream, resource);
+          })) {}
+
+    void check() const {
+        std::vector<char> host(buffer.size());
+        again("copy", [&] {
+            must(cudaMemcpyAsync(host.data(), buffer.data(), host.size(), cudaMemcpyDefault, buffer.stream().value()));
+            buffer.stream().synchronize();
+        });
+        for (char other : host) {
+            if (other != byte) {
+                throw std::runtime_error("bytes are lost");
+            }
+        }
+    }
+};
+
+using Stream = std::unique_ptr<rmm::cuda_stream>;
+
+void use(Resource *resource, const Stream &first, const Stream &second) {
+    std::vector<Filled> kept;
+    for (char byte = 0; byte < 8; byte++) {
+        kept.emplace_back(byte, 4, *first, resource);
+    }
+    for (std::size_t at = 0; at < 4; at++) {
+        kept.erase(kept.begin() + at);
+    }
+    /* What the first stream has freed, for the second: a hole as it is, and more than a hole. */
+    kept.emplace_back(8, 4, *second, resource);
+    kept.emplace_back(9, 12, *second, resource);
+
+    {
+        auto grows = again("vector", [&] { return rmm::device_uvector<int>(MIB, *second, resource); });
+        again("resize", [&] { grows.resize(3 * MIB, *second); });
+        again("shrink", [&] {
+            grows.resize(MIB / 2, *second);
+            grows.shrink_to_fit(*second);
+        });
+    }
+
+    /* Work is still queued when its buffer goes, and the other stream cannot do without the memory. */
+    auto used = std::make_unique<Filled>(10, 40, *first, resource);
+    again("work", [&] {
+        for (int i = 0; i < 6; i++) {
+            must(cudaMemsetAsync(used->buffer.data(), 10, used->buffer.size(), first->value()));
+        }
+    });
+    used.reset();
+    kept.emplace_back(11, 40, *second, resource);
+    again("wait", [&] { first->synchronize(); });
+    for (const Filled &filled : kept) {
+        filled.check();
+    }
+}
+
+/* `most` is what one buffer can have when no other is there: nothing may be missing after an error. */
+void run(Resource *resource, std::size_t most) {
+    auto stream = [] { return again("stream", [] { return std::make_unique<rmm::cuda_stream>(); }); };
+    Stream first = stream(), second = stream();
+    use(resource, first, second);
+    again("most", [&] { return rmm::device_buffer(most, *first, resource); });
+    again("wait", [&] { first->synchronize(); });
+}
+
+template <typename Pool, typename... Arguments>
+void run_in(std::size_t most, Arguments... arguments) {
+    auto pool = again("pool", [&] { return std::make_unique<Pool>(arguments...); });
+    run(pool.get(), most);
+}
+
+}  // namespace
+
+int main(int count, char **arguments) {
+    std::string kind = count > 1 ? arguments[1] : "";
+    rmm::mr::cuda_memory_resource cuda;
+    using Pool = rmm::mr::pool_memory_resource<rmm::mr::cuda_memory_resource>;
+    using Arena = rmm::mr::arena_memory_resource<rmm::mr::cuda_memory_resource>;
+    try {
+        if (kind == "cuda") {
+            run(&cuda, 224 * MIB);
+        } else if (kind == "pool") {
+            run_in<Pool>(96 * MIB, &cuda, 96 * MIB, 96 * MIB);
+        } else if (kind == "arena") {
+            run_in<Arena>(96 * MIB, &cuda, 96 * MIB);
+#ifdef ON_GAPLESS
+        } else if (kind == "gapless") {
+            run_in<GaplessResource>(96 * MIB);
+#endif
+        } else {
+            std::fprintf(stderr, "whose memory?\n");
+            return 2;
+        }
+    } catch (const std::exception &error) {
+        std::printf("fails twice: %s\n", error.what());
+        return 1;
+    }
+    return 0;
+}
