@@ -18,6 +18,7 @@
 //! | `GAPLESS_SIM_MISSING` | with `1`, each function that a program looks up and that is not there is named on stderr | |
 //! | `GAPLESS_SIM_STRICT` | with `1`, [calls that break a rule](crate::broken) are told on stderr | |
 //! | `GAPLESS_SIM_LEAKS` | with `1`, and `GAPLESS_SIM_STRICT`: [what is held](crate::held) at the end is told on stderr | |
+//! | `GAPLESS_SIM_RACE` | number from 1 on: [pauses](crate::pauses) before calls and queued work, another choice for each number | |
 //! | `GAPLESS_SIM_RECORD` | folder that each process leaves its [record](crate::record) in when it ends | |
 //!
 //! `GAPLESS_SIM_LIBCUDA`, `GAPLESS_SIM_LIBRARIES` and `GAPLESS_SIM_PYTHONS` are read by tests and by `gapless-sim`. A variable that
@@ -83,6 +84,8 @@ pub struct Settings {
     pub strict: bool,
     /// Whether what is held at the end is told.
     pub leaks: bool,
+    /// The seed of pauses.
+    pub race: Option<u64>,
     /// The folder of the records of processes.
     pub record: Option<PathBuf>,
     /// What is wrong with the variables. Defaults are in the place of such settings.
@@ -124,6 +127,9 @@ impl Settings {
             if settings.leaks {
                 crate::kept::note_calls();
             }
+            if let Some(seed) = settings.race {
+                crate::pauses::begin(seed);
+            }
             settings
         })
     }
@@ -160,6 +166,7 @@ impl Settings {
             names_missing: from.flag("MISSING"),
             strict: from.flag("STRICT"),
             leaks: from.flag("LEAKS"),
+            race: from.number("RACE", |seed| *seed > 0, "a number from 1 on"),
             record: from.path("RECORD"),
             wrong: Vec::new(),
         };

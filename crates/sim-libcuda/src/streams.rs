@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::broken;
 use crate::context::Context;
 use crate::kept::Kept;
+use crate::pauses;
 
 /// A flag that is set once, when the operations before it have completed.
 #[derive(Clone, Default)]
@@ -122,6 +123,7 @@ impl Stream {
             .name("sim-stream".into())
             .spawn(move || {
                 for (op, done) in receiver {
+                    pauses::before_work();
                     match op {
                         Op::Run(work) => work(),
                         Op::Wait(marker) => marker.wait(),

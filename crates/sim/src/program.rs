@@ -65,12 +65,25 @@ pub struct Ran {
 }
 
 /// What is told where somebody asks for it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Told {
     /// The rules that calls broke.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub broken: Vec<Broken>,
     /// What was held at the end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<Held>,
+}
+
+impl Told {
+    /// The rules that calls broke, and not at the same place in another run.
+    pub fn broken_beyond(&self, other: &Self) -> Vec<Broken> {
+        let is_same = |one: &Broken, other: &Broken| {
+            one.rule == other.rule && one.call.stack == other.call.stack && one.call.python == other.call.python
+        };
+        let is_new = |broken: &&Broken| !other.broken.iter().any(|before| is_same(before, broken));
+        self.broken.iter().filter(is_new).cloned().collect()
+    }
 }
 
 /// Where what a program writes to stderr goes.

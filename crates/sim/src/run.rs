@@ -5,19 +5,23 @@ use crate::driver::KnownDriver;
 use crate::environment::Environment;
 use crate::libraries::Libraries;
 use crate::loader;
+use crate::many::ManyArguments;
 use crate::program::{self, Ending, Stop, Told};
+use crate::race;
 use crate::report::{self, Report, Wanted};
 use crate::sarif;
 use crate::sweep::{self, SweepArguments};
 use crate::{BAD, Failure};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use gapless::ByteSize;
 use gapless_sim_libcuda::faults::Fault;
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `gapless-sim run`.
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("many").args(["sweep", "race"])))]
 pub struct RunArguments {
     /// Device whose memory to simulate, such as 'H100 80GiB'
     #[arg(long, value_name = "NAME", conflicts_with = "capacity")]
@@ -66,6 +70,13 @@ pub struct RunArguments {
     #[command(flatten)]
     how: SweepArguments,
 
+    /// Run the program N times, with pauses before its calls and its queued work, and say how it ended
+    #[arg(long, value_name = "N")]
+    race: Option<NonZeroU64>,
+
+    #[command(flatten)]
+    many: ManyArguments,
+
     /// Write what was found as JSON, or as SARIF to a FILE whose name ends with .sarif
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -81,7 +92,8 @@ pub fn after_help() -> String {
         "Known devices: {}.\n\n\
          Exit codes: those of the program, or 128 and the number of the signal that ended it; 2 for bad arguments, or if it \
          cannot be started. With --strict, 1 in the place of 0 if a rule was broken, and with --leaks if something was held. \
-         With --sweep 0, or 1 if a run crashed, ran into the time limit, held memory or broke a rule.\n\n\
+         With --sweep 0, or 1 if a run crashed, ran into the time limit, held memory or broke a rule. With --race 0, or 1 if \
+         a run ended otherwise than the one without pauses.\n\n\
          The environment variables GAPLESS_SIM_* have more settings: docs/using/sim.md lists them.",
         device::all_names()
     )
@@ -113,7 +125,10 @@ pub fn run(arguments: &RunArguments) -> Result<u8, Failure> {
     }
     let stop = Stop::on_signals()?;
     if arguments.sweep {
-        return sweep::run(&arguments.how, &arguments.program, &environment, file, &stop);
+        return sweep::run(&arguments.how, &arguments.many, &arguments.program, &environment, file, &stop);
+    }
+    if let Some(runs) = arguments.race {
+        return race::run(runs, &arguments.many, &arguments.program, &environment, file, &stop);
     }
     let ran = program::run_with_streams(&arguments.program, &environment, &stop)?;
     match file {

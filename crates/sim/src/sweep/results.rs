@@ -96,11 +96,6 @@ impl Plain {
     }
 }
 
-/// Whether a rule was broken at one place.
-fn is_same(one: &Broken, other: &Broken) -> bool {
-    one.rule == other.rule && one.call.stack == other.call.stack && one.call.python == other.call.python
-}
-
 impl Case {
     pub fn of(fault: &Fault, ran: &Ran, plain: &Plain, may_hold: MayHold) -> Self {
         let Fault { function, call, code } = *fault;
@@ -115,8 +110,7 @@ impl Case {
             Ending::Exit(_) => held_bytes.filter(|held| *held > plain.held_bytes).map(|_| Finding::HeldMemory),
         };
         let reached = ran.record.as_ref().is_none_or(made);
-        let is_new = |broken: &&Broken| !plain.told.broken.iter().any(|before| is_same(before, broken));
-        let broken = ran.told.broken.iter().filter(is_new).cloned().collect();
+        let broken = ran.told.broken_beyond(&plain.told);
         let is_more = |held: &&Held| {
             let mut before = plain.told.held.iter().filter(|before| held.is_of_same_place(before));
             finding == Some(Finding::HeldMemory) && before.all(|before| before.count < held.count)
