@@ -1,5 +1,5 @@
-//! Arrays of numba-cuda 0.30.4 over the simulated driver, with its own memory and with gapless's. Skipped unless `GAPLESS_NUMBA_ENV`
-//! names an environment with it; `cargo xtask torch-without-gpu --modules` has one.
+//! Arrays of numba-cuda 0.30.4 over the simulated driver, with its own memory and with gapless's. Skipped unless
+//! `GAPLESS_NUMBA_ENV` names an environment with it; `cargo xtask torch-without-gpu --modules` has one.
 
 mod world;
 

@@ -1,5 +1,7 @@
 //! Sweeps over programs on gapless: the example for C, on the library that was built beside this test, and one in Rust.
 
+#[path = "programs/on_gapless.rs"]
+mod on_gapless;
 mod world;
 
 use std::os::unix::fs::symlink;
@@ -52,12 +54,19 @@ fn gapless_gives_back_all_that_it_has_made() {
 /// Also memory that is shared and memory that sleeps. What fails works when it is asked for again: no other status than 0.
 #[test]
 fn a_program_in_rust_goes_on_after_each_call_that_fails() {
-    let program = beside("../examples/on_gapless").expect("cargo builds examples with tests");
+    let this = std::env::current_exe().unwrap();
+    let program = [this.as_path(), Path::new("--ignored"), Path::new("--exact"), Path::new("program_in_rust")];
     let world = World::new();
     let arguments = ["--capacity", "256MiB", "--sweep", "--strict", "--every", "12", "--only", GIVEN];
-    let ended = world.run(&arguments, &[&program]);
+    let ended = world.run(&arguments, &program);
     let other = ended.rows().into_iter().find(|row| row[3] != "exit status 0");
     assert_eq!((ended.code, other), (Some(0), None), "{ended:?}");
+}
+
+#[test]
+#[ignore = "what the sweep runs, over the simulated driver"]
+fn program_in_rust() {
+    on_gapless::main().unwrap();
 }
 
 const GIVEN: &str = "cuCtxSynchronize,cuDevicePrimaryCtxRetain,cuEventCreate,cuEventQuery,cuEventRecord,cuMemAddressFree,\

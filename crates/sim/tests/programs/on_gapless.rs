@@ -1,5 +1,5 @@
-//! Asks gapless for memory, shares a block, lets memory sleep, and gives everything back; each thing once more where it fails. Ends
-//! with status 1 where something fails twice or a byte is lost.
+//! Asks gapless for memory, shares a block, lets memory sleep, and gives everything back; each thing once more where it fails. Fails
+//! where something fails twice or a byte is lost.
 
 use gapless::allocator::Backup;
 use gapless::driver::cuda::CudaDriver;
@@ -51,7 +51,7 @@ fn write(block: DeviceAddr, bytes: u64, byte: u8) {
     unsafe { std::ptr::with_exposed_provenance_mut::<u8>(block.0 as usize).write_bytes(byte, bytes as usize) };
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+pub fn main() -> Result<(), Box<dyn Error>> {
     let driver = Arc::new(again("open", || CudaDriver::open(0))?);
     let allocator = again("build", || Allocator::builder(Arc::clone(&driver)).budget(96 * MIB).build())?;
     let mut blocks = Blocks { allocator: &allocator, all: Vec::new() };
