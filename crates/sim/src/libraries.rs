@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 const DRIVER: &str = "libcuda.so.1";
 /// The stand-in for the CUDA runtime, which is loaded before the program's own one.
 const RUNTIME: &str = "libcudart-standin.so";
+/// The stand-in for cuBLAS, which is loaded with that for the runtime.
+const CUBLAS: &str = "libcublas-standin.so";
 /// A folder with the stand-in by the names of the runtime, for programs that would find none.
 const NAMED_RUNTIME: &str = "runtime";
 /// Where the libraries are, from the folder of this program.
@@ -49,7 +51,9 @@ impl Libraries {
         // Numba looks for the driver where the system has it.
         variables.push(("NUMBA_CUDA_DRIVER", self.folder.join(DRIVER).into_os_string()));
         if let Some(runtime) = &self.runtime {
-            variables.push(("LD_PRELOAD", before(runtime, "LD_PRELOAD")));
+            let cublas = Some(self.folder.join(CUBLAS)).filter(|file| file.is_file());
+            let both = cublas.iter().fold(runtime.clone().into_os_string(), |list, file| with(list, file.as_os_str()));
+            variables.push(("LD_PRELOAD", before(&both, "LD_PRELOAD")));
         }
         variables
     }
@@ -120,8 +124,8 @@ fn withhold(library: &mut [u8], names: &[&str]) -> io::Result<()> {
 }
 
 /// A list of paths with one more in front.
-fn before(path: &Path, variable: &str) -> OsString {
-    let list = path.as_os_str().to_owned();
+fn before(path: impl AsRef<OsStr>, variable: &str) -> OsString {
+    let list = path.as_ref().to_owned();
     match env::var_os(variable).filter(|rest| !rest.is_empty()) {
         Some(rest) => with(list, &rest),
         None => list,

@@ -1,5 +1,6 @@
-//! What PyTorch's expandable segments do where one call of the driver fails, as `docs/using/sim.md` says it. Skipped unless
-//! `GAPLESS_TORCH_ENV` names an environment with PyTorch's CUDA build and the headers of CUDA's runtime.
+//! PyTorch over the simulation: a training, and what expandable segments do where one call of the driver fails, as
+//! `docs/using/sim.md` says it. Skipped unless `GAPLESS_TORCH_ENV` names an environment with PyTorch's CUDA build and the headers of
+//! CUDA's runtime.
 
 mod world;
 
@@ -38,4 +39,13 @@ fn addresses_that_cannot_be_freed_end_the_process() {
     let Some(pytorch) = PyTorch::find() else { return };
     let (ended, _) = with_fault(&pytorch, "cuMemAddressFree:1");
     assert_eq!(ended.code, Some(128 + 6), "{ended:?}");
+}
+
+/// Its kernels and products compute nothing, and what it allocates is what a training allocates.
+#[test]
+fn a_training_runs_to_its_end() {
+    let Some(pytorch) = PyTorch::find() else { return };
+    let ended = Ended::of(pytorch.command(&["--strict"], "training.py", &["cuda"]).output().unwrap());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.ends_with(" ms a step on cuda\n"), "{ended:?}");
 }

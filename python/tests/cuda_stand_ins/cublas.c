@@ -1,4 +1,4 @@
-/* A stand-in for cuBLAS: every call succeeds and does nothing, so that PyTorch allocates what it does around products of
+/* A stand-in for what PyTorch calls of cuBLAS: every call succeeds and does nothing, so that PyTorch allocates what it does around products of
  * matrices. Loaded by LD_PRELOAD before PyTorch's own libraries. The functions ignore their arguments. */
 #include <stdlib.h>
 

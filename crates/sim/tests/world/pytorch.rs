@@ -25,7 +25,12 @@ impl PyTorch {
         let output = Command::new(&python).args(["-c", headers]).output().expect("the environment has a Python");
         let headers = Path::new(String::from_utf8(output.stdout).unwrap().trim()).join("include");
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/tests/cuda_stand_ins");
-        for (source, library) in [("cuda_runtime.c", "lib/libcudart-standin.so"), ("nvml.c", "lib/libnvidia-ml.so.1")] {
+        let all = [
+            ("cuda_runtime.c", "lib/libcudart-standin.so"),
+            ("nvml.c", "lib/libnvidia-ml.so.1"),
+            ("cublas.c", "lib/libcublas-standin.so"),
+        ];
+        for (source, library) in all {
             world.compile_with(&sources.join(source), library, |cc| {
                 cc.args(["-O1", "-fPIC", "-shared", "-isystem"]).arg(&headers);
                 let versions = sources.join(source).with_extension("map");

@@ -67,9 +67,14 @@ fn install(workspace: &Workspace, built: &Path, prefix: &Path) -> Result<PathBuf
     Ok(program)
 }
 
-/// Compiles the stand-ins for the CUDA runtime and NVML beside the driver's library.
+/// Compiles the stand-ins for the CUDA runtime, NVML and cuBLAS beside the driver's library.
 fn add_stand_ins(workspace: &Workspace, cc: &Path, headers: &Path, prefix: &Path) -> Result<(), Failure> {
-    for (source, library) in [("cuda_runtime.c", "libcudart-standin.so"), ("nvml.c", "libnvidia-ml.so.1")] {
+    let sources = [
+        ("cuda_runtime.c", "libcudart-standin.so"),
+        ("nvml.c", "libnvidia-ml.so.1"),
+        ("cublas.c", "libcublas-standin.so"),
+    ];
+    for (source, library) in sources {
         let source = format!("python/tests/cuda_stand_ins/{source}");
         compile_c(workspace.command(cc), headers, &prefix.join(LIBRARIES), &source, library)?;
     }
