@@ -17,7 +17,7 @@ const NOT_COMPARED: [&str; 2] = ["seconds", "question"];
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Fails, with a line for each reason, when a stage of the new run failed (verified bytes that were lost are such \
-                  a failure), when the device answers a question of the probe differently, or when gapless became slower by \
+                  a failure), when the device answers a question of the probe, or of the rules, differently, or when gapless became slower by \
                   more than 15 % against the driver's own allocator or raw calls, measured in the same run."
 )]
 pub struct GpuCompareArguments {
@@ -47,7 +47,8 @@ fn compare(baseline: &Value, results: &Value) -> Result<String, Failure> {
     if old != new {
         return Err(Failure::new(format!("not the same device: {old} and {new}")));
     }
-    let reasons = [failed_stages(results), changed_answers(baseline, results), slower(baseline, results)].concat();
+    let (answers, rules) = (changed_answers(baseline, results), changed_rules(baseline, results));
+    let reasons = [failed_stages(results), answers, rules, slower(baseline, results)].concat();
     if !reasons.is_empty() {
         return Err(Failure::new(reasons.join("\n")));
     }
@@ -80,6 +81,17 @@ fn changed_answers(baseline: &Value, results: &Value) -> Vec<String> {
         let Some(now) = new.get(question) else { return Some(format!("probe {question}: it was not asked")) };
         let (before, now) = (facts(before), facts(now));
         (before != now).then(|| format!("probe {question}: the answer was {before}, and is {now}"))
+    };
+    old.iter().filter_map(reason).collect()
+}
+
+/// Of rules the numbers count: they are the driver's codes.
+fn changed_rules(baseline: &Value, results: &Value) -> Vec<String> {
+    let none = Map::new();
+    let [old, new] = [baseline, results].map(|results| results["rules"].as_object().unwrap_or(&none));
+    let reason = |(rule, before): (&String, &Value)| {
+        let Some(now) = new.get(rule) else { return Some(format!("rule {rule}: it was not asked")) };
+        (before != now).then(|| format!("rule {rule}: the answer was {before}, and is {now}"))
     };
     old.iter().filter_map(reason).collect()
 }
@@ -136,6 +148,7 @@ mod tests {
                 "device": {"name": "A GPU"},
                 "answers": {"dead_stream": {"value": {"query": "invalid handle", "ns": 410}, "seconds": 0.2}},
             },
+            "rules": {"map_part": {"answer": 801, "exit_code": 0}, "dead_stream": {"answer": null, "exit_code": 139}},
             "bench": [
                 {"name": "cached block/cuMemAllocAsync/4 KiB", "mean_ns": 800.0},
                 {"name": "cached block/gapless/4 KiB", "mean_ns": 40.0},
@@ -167,6 +180,9 @@ mod tests {
             ("/stages/0/outcome", json!("failed"), "stage doctor: failed"),
             ("/probe/answers/dead_stream/value/query", json!("crash"), "probe dead_stream: the answer was"),
             ("/probe/answers", json!({}), "probe dead_stream: it was not asked"),
+            ("/rules/map_part/answer", json!(1), "rule map_part: the answer was"),
+            ("/rules/dead_stream", json!({"answer": 400, "exit_code": 0}), "rule dead_stream: the answer was"),
+            ("/rules", json!({}), "rule map_part: it was not asked"),
             (
                 "/bench/1/mean_ns",
                 json!(47.0),
