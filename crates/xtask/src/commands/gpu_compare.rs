@@ -17,8 +17,8 @@ const NOT_COMPARED: [&str; 2] = ["seconds", "question"];
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Fails, with a line for each reason, when a stage of the new run failed (verified bytes that were lost are such \
-                  a failure), when the device answers a question of the probe, or of the rules, differently, or when gapless became slower by \
-                  more than 15 % against the driver's own allocator or raw calls, measured in the same run."
+                  a failure), when the device answers a question of the probe or of the rules differently, or when gapless became \
+                  slower by more than 15 % against the driver's own allocator or raw calls, measured in the same run."
 )]
 pub struct GpuCompareArguments {
     /// The stored results, such as benches/results/GPU/results.json
