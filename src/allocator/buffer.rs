@@ -96,8 +96,8 @@ impl<D: Driver> Buffer<D> {
     /// Makes a buffer of the live allocation of `bytes` that starts at `addr`, which was allocated on `stream`.
     ///
     /// # Safety
-    /// `addr` is a live allocation of `allocator`, with `bytes` and `stream` as it was allocated, and nobody else frees it: not by its
-    /// address, and not by another buffer. Otherwise dropping the buffer frees what is somebody else's by then.
+    /// `addr` is a live allocation of `allocator`, with `bytes` and `stream` as it was allocated, and nobody else frees it: not by
+    /// its address, and not by another buffer. Otherwise dropping the buffer frees what is somebody else's by then.
     pub unsafe fn from_raw(allocator: &Allocator<D>, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Self {
         Self { allocator: allocator.clone(), addr, bytes, stream, owner: Owner::Buffer }
     }

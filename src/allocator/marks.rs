@@ -42,7 +42,8 @@ impl<D: Driver> Allocator<D> {
 
 impl<D: Driver> WatchedStream<D> {
     /// Marks the end of what is queued on the stream by now. Of a stream that its owner has not promised to keep
-    /// ([`keep_stream`](Allocator::keep_stream)), a later moment may be marked, or one that only [`wait`](StreamMark::wait) reaches.
+    /// ([`keep_stream`](Allocator::keep_stream)), a later moment may be marked, or one that only [`wait`](StreamMark::wait)
+    /// reaches.
     pub fn mark(&self) -> StreamMark<D> {
         let streams = &self.allocator.inner.shared.streams;
         let stream = streams.get(self.stream);

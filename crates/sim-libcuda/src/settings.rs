@@ -18,7 +18,7 @@
 //! | `GAPLESS_SIM_MISSING` | with `1`, each function that a program looks up and that is not there is named on stderr | |
 //! | `GAPLESS_SIM_STRICT` | with `1`, [calls that break a rule](crate::broken) are told on stderr | |
 //! | `GAPLESS_SIM_LEAKS` | with `1`, and `GAPLESS_SIM_STRICT`: [what is held](crate::held) at the end is told on stderr | |
-//! | `GAPLESS_SIM_RACE` | number from 1 on: [pauses](crate::pauses) before calls and queued work, another choice for each number | |
+//! | `GAPLESS_SIM_RACE` | number from 1 on: [pauses](crate::pauses) before calls and queued work, others for each number | |
 //! | `GAPLESS_SIM_RECORD` | folder that each process leaves its [record](crate::record) in when it ends | |
 //!
 //! `GAPLESS_SIM_LIBCUDA`, `GAPLESS_SIM_LIBRARIES` and `GAPLESS_SIM_PYTHONS` are read by tests and by `gapless-sim`. A variable that

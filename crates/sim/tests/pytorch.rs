@@ -1,6 +1,6 @@
 //! PyTorch over the simulation: a training, and what expandable segments do where one call of the driver fails, as
-//! `docs/using/sim.md` says it. Skipped unless `GAPLESS_TORCH_ENV` names an environment with PyTorch's CUDA build and the headers of
-//! CUDA's runtime.
+//! `docs/using/sim.md` says it. Skipped unless `GAPLESS_TORCH_ENV` names an environment with PyTorch's CUDA build and the headers
+//! of CUDA's runtime.
 
 mod world;
 

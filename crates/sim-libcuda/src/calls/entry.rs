@@ -32,8 +32,8 @@ pub const ISOLATION: Code = E::CUDA_ERROR_STREAM_CAPTURE_ISOLATION.0;
 pub const DETACHED: Code = 917;
 pub const LOST: Code = E::CUDA_ERROR_ILLEGAL_ADDRESS.0;
 
-/// Begins an exported function: pauses, runs a planned interruption, counts the call, and returns the code of a planned fault, or an error
-/// if `cuInit` was not called.
+/// Begins an exported function: pauses, runs a planned interruption, counts the call, and returns the code of a planned fault, or
+/// an error if `cuInit` was not called.
 macro_rules! begin {
     ($name:literal) => {{
         $crate::pauses::before_call();

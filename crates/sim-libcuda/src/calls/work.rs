@@ -154,7 +154,8 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
 }
 
 /// Pageable memory is copied elsewhere before the call returns ("API synchronization behavior" of the driver API), so that the
-/// program may give it back or write to it at once. Pinned memory is read when the copy's turn comes, and so is what a graph copies.
+/// program may give it back or write to it at once. Pinned memory is read when the copy's turn comes, and so is what a graph
+/// copies.
 ///
 /// # Safety
 /// The same as for `cuMemcpyHtoDAsync_v2`.

@@ -1,5 +1,5 @@
-/* Copies to the device behind much work, writes to the source at once, and prints what has arrived: of pageable memory what was there
- * at the call. */
+/* Copies to the device behind much work, writes to the source at once, and prints what has arrived: of pageable memory what was
+ * there at the call. */
 #include "driver.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-//! Asks gapless for memory, shares a block, lets memory sleep, and gives everything back; each thing once more where it fails. Fails
-//! where something fails twice or a byte is lost.
+//! Asks gapless for memory, shares a block, lets memory sleep, and gives everything back; each thing once more where it fails.
+//! Fails where something fails twice or a byte is lost.
 
 use gapless::allocator::Backup;
 use gapless::driver::cuda::CudaDriver;

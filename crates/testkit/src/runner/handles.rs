@@ -57,8 +57,8 @@ impl<D: Device> Runner<D> {
             }
             return;
         }
-        // A range, a pin, a registered block or a mark keeps its allocator alive like a handle. The last handle is kept for the next
-        // operations.
+        // A range, a pin, a registered block or a mark keeps its allocator alive like a handle. The last handle is kept for the
+        // next operations.
         let handle = match handles {
             1 => self.allocator().clone(),
             _ => self.instance_mut().handles.pop().expect("more than one"),

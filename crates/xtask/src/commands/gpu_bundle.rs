@@ -115,8 +115,8 @@ fn copy_tests(workspace: &Workspace, bin: &Path) -> Result<(), Failure> {
     files::copy(&program, &bin.join("bench-device"))
 }
 
-/// The program that asks a driver for what the simulated library's rules speak of: linked with that library, it asks the one that it
-/// finds.
+/// The program that asks a driver for what the simulated library's rules speak of: linked with that library, it asks the one that
+/// it finds.
 fn compile_rules(workspace: &Workspace, bin: &Path) -> Result<(), Failure> {
     let source = workspace.path("crates/sim/tests/programs/rules.c");
     let mut compiler = workspace.command("cc");
