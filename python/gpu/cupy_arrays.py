@@ -1,18 +1,8 @@
 """CuPy through gapless.cupy: content, figures, gaps joined, two streams, and an error when memory runs out."""
 
-import json
-
 import gapless
 import gapless.cupy
-
-CHECKS = []
-MIB = 1 << 20
-
-
-def expect(condition, what):
-    if not condition:
-        raise SystemExit(f"wrong: {what}")
-    CHECKS.append(what)
+from checked import MIB, expect, finish
 
 
 def main():
@@ -52,7 +42,7 @@ def main():
     for stream in streams:
         stream.synchronize()
     expect([int(total) for total in sums] == [16 * MIB * value for value in range(16)], "two streams")
-    print(json.dumps({"version": cupy.__version__, "checks": CHECKS, "budget": budget}), flush=True)
+    finish(version=cupy.__version__, budget=budget)
 
 
 if __name__ == "__main__":

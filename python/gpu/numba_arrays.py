@@ -1,20 +1,11 @@
 """Numba through gapless.numba: content, a kernel, holes joined, two streams, and an error when memory runs out."""
 
-import json
 import sys
 import warnings
 
 import gapless
 import gapless.numba
-
-CHECKS = []
-MIB = 1 << 20
-
-
-def expect(condition, what):
-    if not condition:
-        raise SystemExit(f"wrong: {what}")
-    CHECKS.append(what)
+from checked import MIB, expect, finish
 
 
 def doubled(cuda, numba, numpy):
@@ -80,7 +71,7 @@ def main():
     for stream in streams:
         stream.synchronize()
     expect(all(holds(block, value) for value, block in enumerate(found)), "two streams")
-    print(json.dumps({"version": numba_cuda.__version__, "checks": CHECKS, "budget": budget}), flush=True)
+    finish(version=numba_cuda.__version__, budget=budget)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,10 @@
 """RMM through gapless.rmm: content, holes joined, streams, pools of RMM over gapless, and an error when memory runs out."""
 
 import gc
-import json
 
 import gapless
 import gapless.rmm
-
-CHECKS = []
-MIB = 1 << 20
-
-
-def expect(condition, what):
-    if not condition:
-        raise SystemExit(f"wrong: {what}")
-    CHECKS.append(what)
+from checked import MIB, expect, finish
 
 
 def filled(size, value, stream=None):
@@ -72,7 +63,7 @@ def main():
     del pool
     gc.collect()
     expect(gapless.stats()["live_bytes"] == 0, "the pool goes back")
-    print(json.dumps({"version": rmm.__version__, "checks": CHECKS, "budget": budget}), flush=True)
+    finish(version=rmm.__version__, budget=budget)
 
 
 if __name__ == "__main__":
