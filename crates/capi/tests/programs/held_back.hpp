@@ -9,9 +9,9 @@
 constexpr std::size_t BLOCK = 40 * MIB;
 constexpr const char *CONF = "budget:64MiB";
 
-/* Allocates for one stream, works on it on another one for long, frees, and has the memory again for the first. `allocate` is given a
- * stream and returns an address; `free` is given the other stream. Nothing is cached before, which would have other streams to wait
- * for. */
+/* Allocates for one stream, works on it on another one for long, frees, and has the memory again for the first. `allocate` is given
+ * a stream and returns an address; `free` is given the other stream. Nothing is cached before, which would have other streams to
+ * wait for. */
 template <typename Allocate, typename Free>
 void expect_order(const char *what, Allocate allocate, Free free) {
     CUstream_st *const own = new_stream();
