@@ -44,8 +44,8 @@
 
 namespace gapless {
 
-/// What both exceptions have in common: `catch (const gapless::failure &failure)` catches both. It is no std::exception, and neither
-/// exception derives from the other: one with two of these inside would pass by `catch (const std::exception &)`.
+/// What both exceptions have in common: `catch (const gapless::failure &failure)` catches both. It is no std::exception, and
+/// neither exception derives from the other: one with two of these inside would pass by `catch (const std::exception &)`.
 class failure {
    public:
     /// One of the GAPLESS_ERROR_... numbers.

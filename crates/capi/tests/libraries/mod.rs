@@ -1,5 +1,5 @@
-//! A folder with the libraries that cargo built, for programs in C and C++, which are compiled with warnings as errors, linked, and run
-//! against the simulated driver.
+//! A folder with the libraries that cargo built, for programs in C and C++, which are compiled with warnings as errors, linked, and
+//! run against the simulated driver.
 
 #![allow(dead_code, reason = "every test binary uses a part of this module")]
 
