@@ -1,87 +1,9 @@
 //! The C programs of `examples/c`: compiled with warnings as errors, linked, and run against the simulated driver.
 
-#[path = "../../../tests/simulated/mod.rs"]
-mod simulated;
+mod libraries;
 
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-/// The name that a program asks for.
-const SONAME: &str = "libgapless.so.0";
-
-/// A folder with the two libraries under the names that programs ask for.
-struct Libraries(tempfile::TempDir);
-
-impl Libraries {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let sim = simulated::library();
-        let built = sim.parent().unwrap();
-        for (file, name) in [
-            ("libgapless_capi.so", "libgapless.so"),
-            ("libgapless_capi.so", SONAME),
-            ("libgapless_capi.a", "libgapless.a"),
-        ] {
-            let file = built.join(file);
-            assert!(file.exists(), "{} is missing", file.display());
-            symlink(file, folder.path().join(name)).unwrap();
-        }
-        symlink(&sim, folder.path().join("libcuda.so.1")).unwrap();
-        symlink(&sim, folder.path().join("libcuda.so")).unwrap();
-        Self(folder)
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// Compiles one of `examples/c`.
-    fn compile(&self, program: &str, arguments: &[&str]) -> PathBuf {
-        self.compile_from("../../examples/c", program, arguments)
-    }
-
-    fn compile_from(&self, folder: &str, program: &str, arguments: &[&str]) -> PathBuf {
-        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let root = package.join("../..");
-        let out = self.path().join(program);
-        let output = Command::new("cc")
-            .args(["-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror", "-g", "-pthread"])
-            .arg(package.join(folder).join(format!("{program}.c")))
-            .arg("-I")
-            .arg(root.join("include"))
-            .arg("-L")
-            .arg(self.path())
-            .args(arguments)
-            .arg("-o")
-            .arg(&out)
-            .output()
-            .expect("a C compiler called cc");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        out
-    }
-
-    fn run(&self, program: &Path) -> String {
-        self.run_with(program, &[])
-    }
-
-    fn run_with(&self, program: &Path, arguments: &[&Path]) -> String {
-        let output = Command::new(program)
-            .args(arguments)
-            .env("LD_LIBRARY_PATH", self.path())
-            .env("GAPLESS_SIM_CAPACITY", "256MiB")
-            .env_remove("GAPLESS_CONF")
-            .output()
-            .unwrap();
-        expect_success(&output)
-    }
-}
-
-fn expect_success(output: &Output) -> String {
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}\n{text}", output.status);
-    text
-}
+use libraries::{Libraries, SONAME};
+use std::process::Command;
 
 #[test]
 fn the_example_runs() {

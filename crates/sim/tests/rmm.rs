@@ -1,5 +1,6 @@
 //! What RMM does over the simulated driver where one call fails, as `docs/using/sim.md` says it: its headers of 25.4, the last that
-//! need no library of theirs, and the same program on gapless. Skipped unless `GAPLESS_TORCH_ENV` names an environment with CUDA's
+//! need no library of theirs, and the same program on gapless. Its headers of 26.10 are compiled with gapless's resource; their
+//! library has the CUDA runtime in it, and does not run here. Skipped unless `GAPLESS_TORCH_ENV` names an environment with CUDA's
 //! headers, as PyTorch brings them, and `GAPLESS_TORCH_MODULES` a folder with what is in the wheels of RMM and rapids-logger;
 //! `cargo xtask torch-without-gpu --modules` has both.
 
@@ -24,28 +25,23 @@ impl Rmm {
         let gapless = if on_gapless { Some(library()?) } else { None };
         let pytorch = PyTorch::find()?;
         let world = &pytorch.world;
-        let (include, logger) = (rmm.join("librmm/include"), logger.join("rapids_logger"));
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let program = world.path("rmm_buffers");
-        let mut compiler = Command::new("c++");
-        compiler.args(["-std=c++17", "-O1", "-g", "-DNDEBUG", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+        let mut compiler = compiler(&pytorch, &rmm, &logger);
+        compiler.args(["-std=c++17", "-O1", "-g", "-DNDEBUG", "-pthread"]);
         compiler.arg("-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE");
-        for folder in ["", "rapids", "rapids/libcudacxx"] {
-            compiler.arg("-isystem").arg(include.join(folder));
-        }
-        compiler.arg("-isystem").arg(logger.join("include")).arg("-isystem").arg(pytorch.cuda_headers());
-        compiler.arg(root.join("tests/programs/rmm_buffers.cpp")).arg("-o").arg(&program);
+        compiler.arg(source("rmm_buffers.cpp")).arg("-o").arg(&program);
+        let logger = logger.join("rapids_logger/lib64");
         compiler.arg(world.path("lib/libcudart-standin.so")).arg("-L").arg(world.path("lib"));
-        compiler.arg("-L").arg(logger.join("lib64")).args(["-lrapids_logger", "-lcuda", "-ldl"]);
+        compiler.arg("-L").arg(&logger).args(["-lrapids_logger", "-lcuda", "-ldl"]);
         if let Some(library) = gapless {
             for name in ["libgapless.so", "libgapless.so.0"] {
                 symlink(&library, world.path("lib").join(name)).unwrap();
             }
-            compiler.arg("-DON_GAPLESS").arg("-I").arg(root.join("../../include")).arg("-lgapless");
+            compiler.args(["-DON_GAPLESS", "-lgapless"]);
         }
         let output = compiler.output().expect("a C++ compiler called c++");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Some(Self { program, logger: logger.join("lib64"), pytorch })
+        Some(Self { program, logger, pytorch })
     }
 
     fn run(&self, arguments: &[&str], resource: &str) -> Ended {
@@ -58,6 +54,23 @@ impl Rmm {
     fn with_fault(&self, fault: &str, resource: &str) -> Ended {
         self.run(&["--fail", fault], resource)
     }
+}
+
+/// The compiler with the headers of a version of RMM, of what it logs with, of CUDA and of gapless.
+fn compiler(pytorch: &PyTorch, rmm: &Path, logger: &Path) -> Command {
+    let include = rmm.join("librmm/include");
+    let mut compiler = Command::new("c++");
+    compiler.args(["-Wall", "-Wextra", "-Werror"]);
+    for folder in ["", "rapids", "rapids/libcudacxx"] {
+        compiler.arg("-isystem").arg(include.join(folder));
+    }
+    compiler.arg("-isystem").arg(logger.join("rapids_logger/include")).arg("-isystem").arg(pytorch.cuda_headers());
+    compiler.arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include"));
+    compiler
+}
+
+fn source(program: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(program)
 }
 
 fn library() -> Option<PathBuf> {
@@ -108,15 +121,30 @@ fn memory_under_work_is_given_to_another_stream() {
     }
 }
 
+#[test]
+fn the_memory_resource_is_one_of_rmm_of_today() {
+    let (rmm, logger) = (module("librmm-cu13==26.10.0"), module("rapids-logger==0.1.19"));
+    let (Some(rmm), Some(logger), Some(pytorch)) = (rmm, logger, PyTorch::find()) else { return };
+    for standard in ["-std=c++17", "-std=c++20"] {
+        let mut compiler = compiler(&pytorch, &rmm, &logger);
+        compiler.args([standard, "-Wpedantic", "-fsyntax-only"]).arg(source("rmm_resource.cpp"));
+        let output = compiler.output().expect("a C++ compiler called c++");
+        assert!(output.status.success(), "{standard}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 /// The copies are left out, after which RMM itself loses a buffer.
 #[test]
 fn on_gapless_all_of_it_works_again() {
     let Some(rmm) = Rmm::find(true) else { return };
-    assert_eq!(rmm.run(&[], "gapless").code, Some(0));
+    for resource in ["gapless", "gapless_pool", "gapless_tracked"] {
+        let ended = rmm.run(&[], resource);
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{resource}: {ended:?}");
+    }
     let ended = rmm.run(&["--sweep", "--every", "12", "--only", OF_GAPLESS], "gapless");
     assert!(ended.code == Some(0) && ended.rows().iter().all(|row| row[3] == "exit status 0"), "{ended:?}");
 }
 
-const OF_GAPLESS: &str = "cuCtxSynchronize,cuEventCreate,cuEventDestroy,cuEventQuery,cuEventRecord,cuMemAddressFree,\
+const OF_GAPLESS: &str = "cuCtxSynchronize,cuEventCreate,cuEventQuery,cuEventRecord,cuMemAddressFree,\
                           cuMemAddressReserve,cuMemCreate,cuMemMap,cuMemRelease,cuMemSetAccess,cuMemUnmap,cuMemsetD8Async,\
                           cuStreamSynchronize";

@@ -7,7 +7,7 @@ use texts::{root, texts};
 
 const MOST_COLUMNS: usize = 132;
 /// Endings of files that are looked at.
-const READ: [&str; 6] = ["md", "rs", "h", "c", "cu", "cuh"];
+const READ: [&str; 8] = ["md", "rs", "h", "hpp", "c", "cpp", "cu", "cuh"];
 /// A part of the repository that is not looked at.
 const NOT_READ: &str = "python";
 

@@ -1,6 +1,6 @@
 /* Asks RMM 25.4 for buffers on two streams, each once more where that fails, and gives them all back. Ends with status 1 where
- * something fails twice or bytes are lost. The argument says whose memory it is: `cuda`, `pool`, `arena`, and `gapless` where it is
- * compiled with -DON_GAPLESS. */
+ * something fails twice or bytes are lost. The argument says whose memory it is: `cuda`, `pool`, `arena`, and where it is compiled
+ * with -DON_GAPLESS `gapless`, and `gapless_pool` and `gapless_tracked`, which are adaptors of RMM over it. */
 #include <cstdio>
 #include <list>
 #include <memory>
@@ -10,48 +10,23 @@
 #include <rmm/mr/device/arena_memory_resource.hpp>
 #include <rmm/mr/device/cuda_memory_resource.hpp>
 #include <rmm/mr/device/pool_memory_resource.hpp>
+#include <rmm/mr/device/tracking_resource_adaptor.hpp>
+#include <rmm/resource_ref.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
 #ifdef ON_GAPLESS
-#include <gapless.h>
+#include <gapless.hpp>
 #endif
 
 namespace {
 
 constexpr std::size_t MIB = 1 << 20;
-using Resource = rmm::mr::device_memory_resource;
+using Resource = rmm::device_async_resource_ref;
 
 #ifdef ON_GAPLESS
-class GaplessResource : public Resource {
-   public:
-    GaplessResource() {
-        gapless_config config{};
-        config.size = sizeof config;
-        config.budget_bytes = 96 * MIB;
-        if (gapless_create(&config, &allocator_) != GAPLESS_OK) {
-            throw std::runtime_error(gapless_last_error());
-        }
-    }
-    GaplessResource(const GaplessResource &) = delete;
-    GaplessResource &operator=(const GaplessResource &) = delete;
-    ~GaplessResource() override { gapless_destroy(allocator_); }
-
-   private:
-    void *do_allocate(std::size_t bytes, rmm::cuda_stream_view stream) override {
-        void *pointer = nullptr;
-        if (gapless_alloc(allocator_, bytes, stream.value(), &pointer) != GAPLESS_OK) {
-            throw rmm::out_of_memory(gapless_last_error());
-        }
-        return pointer;
-    }
-    void do_deallocate(void *pointer, std::size_t, rmm::cuda_stream_view) override {
-        /* Each buffer goes on the stream that it came on. */
-        gapless_free(allocator_, pointer);
-    }
-
-    gapless_allocator *allocator_ = nullptr;
-};
+static_assert(cuda::mr::async_resource_with<gapless::memory_resource, cuda::mr::device_accessible>);
+static_assert(!cuda::has_property<gapless::memory_resource, cuda::mr::host_accessible>);
 #endif
 
 template <typename Step>
@@ -78,7 +53,7 @@ struct Filled {
     rmm::device_buffer buffer;
 
     /* What is copied from stays: after a wait that failed, the copy may be queued still. */
-    Filled(char byte, std::size_t mib, rmm::cuda_stream_view stream, Resource *resource)
+    Filled(char byte, std::size_t mib, rmm::cuda_stream_view stream, Resource resource)
         : byte(byte), buffer(again("buffer", [&] {
               static std::list<std::vector<char>> copied;
               const std::vector<char> &host = copied.emplace_back(mib * MIB, byte);
@@ -101,7 +76,7 @@ struct Filled {
 
 using Stream = std::unique_ptr<rmm::cuda_stream>;
 
-void use(Resource *resource, const Stream &first, const Stream &second) {
+void use(Resource resource, const Stream &first, const Stream &second) {
     std::vector<Filled> kept;
     for (char byte = 0; byte < 8; byte++) {
         kept.emplace_back(byte, 4, *first, resource);
@@ -125,7 +100,7 @@ void use(Resource *resource, const Stream &first, const Stream &second) {
     /* Work is still queued when its buffer goes, and the other stream cannot do without the memory. */
     auto used = std::make_unique<Filled>(10, 40, *first, resource);
     again("work", [&] {
-        for (int i = 0; i < 6; i++) {
+        for (int i = 0; i < 24; i++) {
             must(cudaMemsetAsync(used->buffer.data(), 10, used->buffer.size(), first->value()));
         }
     });
@@ -138,7 +113,7 @@ void use(Resource *resource, const Stream &first, const Stream &second) {
 }
 
 /* `most` is what one buffer can have when no other is there: nothing may be missing after an error. */
-void run(Resource *resource, std::size_t most) {
+void run(Resource resource, std::size_t most) {
     auto stream = [] { return again("stream", [] { return std::make_unique<rmm::cuda_stream>(); }); };
     Stream first = stream(), second = stream();
     use(resource, first, second);
@@ -149,8 +124,34 @@ void run(Resource *resource, std::size_t most) {
 template <typename Pool, typename... Arguments>
 void run_in(std::size_t most, Arguments... arguments) {
     auto pool = again("pool", [&] { return std::make_unique<Pool>(arguments...); });
-    run(pool.get(), most);
+    run(*pool, most);
 }
+
+#ifdef ON_GAPLESS
+void run_on_gapless(const std::string &kind) {
+    gapless::check(gapless_configure("budget:96MiB"));
+    gapless::memory_resource resource(0);
+    if (kind == "gapless_pool") {
+        using Pool = rmm::mr::pool_memory_resource<gapless::memory_resource>;
+        run_in<Pool>(96 * MIB, &resource, 96 * MIB, 96 * MIB);
+    } else if (kind == "gapless_tracked") {
+        using Tracked = rmm::mr::tracking_resource_adaptor<gapless::memory_resource>;
+        Tracked tracked(&resource);
+        run(tracked, 96 * MIB);
+        if (tracked.get_allocated_bytes() != 0) {
+            throw std::runtime_error("buffers are left");
+        }
+    } else {
+        run(resource, 96 * MIB);
+    }
+    const gapless::device device(0);
+    again("trim", [&] { device.trim(); });
+    const gapless_stats stats = device.stats();
+    if (stats.live_allocations != 0 || stats.refused_frees != 0) {
+        throw std::runtime_error("not all was freed");
+    }
+}
+#endif
 
 }  // namespace
 
@@ -161,14 +162,14 @@ int main(int count, char **arguments) {
     using Arena = rmm::mr::arena_memory_resource<rmm::mr::cuda_memory_resource>;
     try {
         if (kind == "cuda") {
-            run(&cuda, 224 * MIB);
+            run(cuda, 224 * MIB);
         } else if (kind == "pool") {
             run_in<Pool>(96 * MIB, &cuda, 96 * MIB, 96 * MIB);
         } else if (kind == "arena") {
             run_in<Arena>(96 * MIB, &cuda, 96 * MIB);
 #ifdef ON_GAPLESS
-        } else if (kind == "gapless") {
-            run_in<GaplessResource>(96 * MIB);
+        } else if (kind.rfind("gapless", 0) == 0) {
+            run_on_gapless(kind);
 #endif
         } else {
             std::fprintf(stderr, "whose memory?\n");

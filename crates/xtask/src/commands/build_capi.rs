@@ -10,6 +10,8 @@ use std::process::Command;
 const SONAME: &str = "libgapless.so.0";
 /// The libraries that the static library needs besides: `rustc --print native-static-libs`.
 const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
+/// For C, and for C++ over it.
+const HEADERS: [&str; 2] = ["gapless.h", "gapless.hpp"];
 /// Installed files that say where the others are, with the folder of their templates.
 const DESCRIPTIONS: [&str; 3] =
     ["pkgconfig/gapless.pc", "cmake/gapless/gaplessConfig.cmake", "cmake/gapless/gaplessConfigVersion.cmake"];
@@ -17,10 +19,10 @@ const TEMPLATES: &str = "crates/capi/packaging";
 
 #[derive(Debug, clap::Args)]
 pub struct BuildCapiArguments {
-    /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h, and what
-    /// pkg-config and CMake read [default: dist/capi]
+    /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h and
+    /// gapless.hpp, and what pkg-config and CMake read [default: dist/capi]
     prefix: Option<PathBuf>,
-    /// Then build a program in each way, and run it over the simulated driver (needs cc, pkg-config and cmake)
+    /// Then build a program in each way, and run it over the simulated driver (needs cc, c++, pkg-config and cmake)
     #[arg(long)]
     check: bool,
 }
@@ -37,7 +39,9 @@ pub fn run(workspace: &Workspace, arguments: &BuildCapiArguments) -> Result<(), 
     files::install(&workspace.target("release/libgapless_capi.so"), &lib.join(SONAME), 0o755)?;
     files::link(SONAME, &lib.join("libgapless.so"))?;
     files::install(&workspace.target("release/libgapless_capi.a"), &lib.join("libgapless.a"), 0o644)?;
-    files::install(&workspace.path("include/gapless.h"), &include.join("gapless.h"), 0o644)?;
+    for header in HEADERS {
+        files::install(&workspace.path("include").join(header), &include.join(header), 0o644)?;
+    }
     for description in DESCRIPTIONS {
         let to = lib.join(description);
         files::create_folder(to.parent().expect("a folder"))?;
@@ -60,9 +64,13 @@ fn filled_in(template: &str) -> String {
         .replace("@SYSTEM_LIBRARIES@", &SYSTEM_LIBRARIES.join(" "))
 }
 
-/// Builds the first program of the documentation in each way that users have, and runs it.
+/// The first program of the documentation in each language, with the compiler and its options.
+const PROGRAMS: [(&str, &[&str]); 2] =
+    [("examples/c/allocate.c", &["cc"]), ("examples/cxx/allocate.cpp", &["c++", "-std=c++17"])];
+
+/// Builds the first programs of the documentation in each way that users have, and runs them.
 fn check(workspace: &Workspace, prefix: &Path) -> Result<(), Failure> {
-    process::require(&["cc", "pkg-config", "cmake"])?;
+    process::require(&["cc", "c++", "pkg-config", "cmake"])?;
     let folder = files::temporary_folder()?;
     // The driver that the program finds; gapless is the one that was installed.
     workspace.install_simulated(folder.path())?;
@@ -83,42 +91,57 @@ fn check(workspace: &Workspace, prefix: &Path) -> Result<(), Failure> {
     let needs: Vec<String> = flags(&["--static", "--libs"])?;
     whole.extend(needs.into_iter().filter(|flag| flag != "-lgapless" && !flag.starts_with("-L")));
     for (way, flags) in [("shared library, pkg-config", shared), ("static library, pkg-config", whole)] {
-        let program = folder.path().join("allocate");
-        let mut cc = workspace.command("cc");
-        cc.args(["-Wall", "-Wextra", "-Werror", "examples/c/allocate.c", "-o"]).arg(&program).args(flags);
-        process::run(&mut cc)?;
-        try_out(way, &mut workspace.command(&program), folder.path(), &moved)?;
+        for (source, compiler) in PROGRAMS {
+            let program = folder.path().join("allocate");
+            let mut command = workspace.command(compiler[0]);
+            command.args(&compiler[1..]).args(["-Wall", "-Wextra", "-Werror", source, "-o"]).arg(&program).args(&flags);
+            process::run(&mut command)?;
+            try_out(&format!("{source}, {way}"), &mut workspace.command(&program), folder.path(), &moved)?;
+        }
     }
 
     let (source, build) = (folder.path().join("project"), folder.path().join("build"));
     files::create_folder(&source)?;
-    files::copy(&workspace.path("examples/c/allocate.c"), &source.join("allocate.c"))?;
+    for (program, _) in PROGRAMS {
+        let path = workspace.path(program);
+        files::copy(&path, &source.join(files::name(&path)))?;
+    }
     files::write(&source.join("CMakeLists.txt"), &project())?;
     let mut configure = workspace.command("cmake");
     configure.arg("-S").arg(&source).arg("-B").arg(&build);
     configure.arg(format!("-DCMAKE_PREFIX_PATH={}", moved.display()));
     process::output(&mut configure)?;
     process::output(workspace.command("cmake").arg("--build").arg(&build))?;
-    for (way, program) in [("shared library, CMake", "with_shared"), ("static library, CMake", "with_static")] {
-        try_out(way, &mut workspace.command(build.join(program)), folder.path(), &moved)?;
+    for (program, _) in PROGRAMS {
+        for (way, library) in [("shared library, CMake", "shared"), ("static library, CMake", "static")] {
+            let built = build.join(format!("{}_{library}", files::name(Path::new(program))));
+            try_out(&format!("{program}, {way}"), &mut workspace.command(built), folder.path(), &moved)?;
+        }
     }
     Ok(())
 }
 
-/// A project with a program for each of the libraries.
+/// A project with a target for each program on each of the libraries.
 fn project() -> String {
     let version = env!("CARGO_PKG_VERSION");
-    format!(
-        "cmake_minimum_required(VERSION 3.16)\nproject(check C)\nfind_package(gapless {version} REQUIRED)\n\
-         add_executable(with_shared allocate.c)\ntarget_link_libraries(with_shared gapless::gapless)\n\
-         add_executable(with_static allocate.c)\ntarget_link_libraries(with_static gapless::static)\n"
-    )
+    let mut project = format!(
+        "cmake_minimum_required(VERSION 3.16)\nproject(check C CXX)\nset(CMAKE_CXX_STANDARD 17)\n\
+         find_package(gapless {version} REQUIRED)\n"
+    );
+    for (program, _) in PROGRAMS {
+        let source = files::name(Path::new(program));
+        for (library, target) in [("shared", "gapless::gapless"), ("static", "gapless::static")] {
+            let built = format!("{source}_{library}");
+            project += &format!("add_executable({built} {source})\ntarget_link_libraries({built} {target})\n");
+        }
+    }
+    project
 }
 
 fn try_out(way: &str, program: &mut Command, driver: &Path, installed: &Path) -> Result<(), Failure> {
     program.env("LD_LIBRARY_PATH", format!("{}:{}", driver.display(), installed.join("lib").display()));
     let told = process::output(program)?;
-    if !told.contains("report: {") {
+    if !told.contains("\nreport: ") {
         return Err(Failure::new(format!("{way}: the program said\n{told}")));
     }
     println!("{way}: built and run");

@@ -8,9 +8,10 @@ use std::path::Path;
 /// The tests that need packages.
 const TESTS: [&str; 3] = ["published", "rmm", "numba"];
 
-/// The last of RMM whose headers need no library of RMM's, and what they log with.
-const WHEELS: [(&str, &[&str]); 2] = [
+/// The last of RMM whose headers need no library of RMM's, one of today, and what they log with.
+const WHEELS: [(&str, &[&str]); 3] = [
     ("librmm-cu12==25.4.0", &["librmm/include/"]),
+    ("librmm-cu13==26.10.0", &["librmm/include/"]),
     ("rapids-logger==0.1.19", &["rapids_logger/include/", "rapids_logger/lib64/librapids_logger.so"]),
 ];
 
