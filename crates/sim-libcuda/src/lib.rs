@@ -31,7 +31,7 @@ mod kept;
 mod kernels;
 mod missing;
 mod others;
-mod pauses;
+pub mod pauses;
 mod python;
 pub mod record;
 pub mod rules;
