@@ -1,7 +1,7 @@
 //! Pauses, which move the calls of threads and queued work against each other, as a loaded machine and a busy GPU do.
 //!
 //! A seed chooses them, by the number of a thread in the order of the first calls, and by the number of its call or its work. With
-//! one thread, one stream and one seed they are the same every time. No thread pauses for more than [`MOST`] in all, so that
+//! one thread, one stream and one seed they are the same every time. No thread pauses for more than two seconds in all, so that
 //! programs with much work end.
 
 use std::cell::Cell;
