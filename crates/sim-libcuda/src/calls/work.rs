@@ -126,6 +126,9 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     unsafe { copy_out_on(target, source, bytes, stream) }
 }
 
+/// A copy to pageable memory has completed when the call returns, unless a graph copies. The driver API's page promised it until
+/// CUDA 11 and calls it possible now; cudarc gives such memory back at once.
+///
 /// # Safety
 /// The same as for `cuMemcpyDtoHAsync_v2`.
 pub unsafe fn copy_out_on(target: *mut c_void, source: u64, bytes: usize, stream: *mut c_void) -> Code {
@@ -139,6 +142,9 @@ pub unsafe fn copy_out_on(target: *mut c_void, source: u64, bytes: usize, stream
             unsafe { kernels::copy(target, source, bytes) };
         }
     });
+    if !state.is_pinned(target) && stream.capture().is_none() {
+        stream.synchronize();
+    }
     OK
 }
 

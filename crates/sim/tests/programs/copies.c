@@ -1,5 +1,5 @@
-/* Copies to the device behind much work, writes to the source at once, and prints what has arrived: of pageable memory what was
- * there at the call. */
+/* Copies to the device behind much work, writes to the source at once, copies to pageable memory behind as much work, and prints
+ * what is there at once: of pageable memory what was there at the call. */
 #include "driver.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,8 +23,10 @@ static int arrives(unsigned char *source, uint64_t much, uint64_t target, handle
     must(cuMemcpyHtoDAsync_v2(target, source, BYTES, stream));
     memset(source, 2, BYTES);
     must(cuStreamSynchronize(stream));
+    for (int i = 0; i < 20; i++) {
+        must(cuMemsetD8Async(much, 0, MUCH, stream));
+    }
     must(cuMemcpyDtoHAsync_v2(found, target, BYTES, stream));
-    must(cuStreamSynchronize(stream));
     int value = found[BYTES - 1];
     free(found);
     return value;
