@@ -33,8 +33,7 @@ fn exercise<D: Driver>(driver: Arc<D>) -> Result<(), Box<dyn Error>> {
     second.take_from(&mut first, page, MAIN)?;
     second.shrink(page)?;
     drop((first, second));
-    let watched = allocator.watch_stream(MAIN)?;
-    watched.mark().wait()?;
+    allocator.watch_stream(MAIN)?.mark().wait()?;
     allocator.keep_stream(MAIN)?;
     allocator.forget_stream(MAIN)?;
     allocator.set_budget(64 * page)?;
