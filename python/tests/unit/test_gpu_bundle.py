@@ -43,9 +43,10 @@ def test_simulated(bundle):
     code, results, report = bundle("--simulated", "--python", sys.executable)
     assert code == 0 and results["simulated"]
     found = outcomes(results)
-    assert found.pop("python") == "skipped" and set(found.values()) == {"ok"} and len(found) == 10
+    assert found.pop("python") == "skipped" and set(found.values()) == {"ok"} and len(found) == 11
     part = results["python"]["parts"][0]
     assert part["outcome"] == "skipped" and part["reason"] in report
+    assert len(results["rules"]) == 40 and results["rules"]["map_part"] == {"answer": 801, "exit_code": 0}
 
 
 def test_few_files_come_back(bundle):
