@@ -10,6 +10,14 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+# A rule that is answered by a code, and one that is not.
+RULES = """#!/bin/sh
+case $1 in
+    "") echo map_part && echo dead_stream ;;
+    map_part) echo 801 ;;
+    *) kill -SEGV $$ ;;
+esac
+"""
 
 
 @pytest.fixture
@@ -23,7 +31,9 @@ def bundle(tmp_path):
     (folder / "VERSION").write_text("gapless 0\ncommit none\n")
     for name in ("gapless", "conformance", "cuda_properties", "bench-device"):
         (folder / "bin" / name).write_text("#!/bin/sh\necho '{}'\n")
-        (folder / "bin" / name).chmod(0o755)
+    (folder / "bin" / "rules").write_text(RULES)
+    for program in (folder / "bin").iterdir():
+        program.chmod(0o755)
 
     def bundle(*arguments):
         command = [str(folder / "run"), *arguments, str(tmp_path / "results")]
@@ -46,7 +56,11 @@ def test_simulated(bundle):
     assert found.pop("python") == "skipped" and set(found.values()) == {"ok"} and len(found) == 11
     part = results["python"]["parts"][0]
     assert part["outcome"] == "skipped" and part["reason"] in report
-    assert len(results["rules"]) == 40 and results["rules"]["map_part"] == {"answer": 801, "exit_code": 0}
+    rules = {"map_part": {"answer": 801, "exit_code": 0}, "dead_stream": {"answer": None, "exit_code": 139}}
+    assert results["rules"] == rules
+    (bundle.folder / "bin" / "rules").unlink()
+    code, results, _ = bundle("--simulated", "--only", "rules")
+    assert code == 1 and outcomes(results)["rules"] == "failed"
 
 
 def test_few_files_come_back(bundle):
