@@ -48,4 +48,6 @@ if "sleeps" in sys.argv:
     again(gapless.torch.wake)
 assert have_their_bytes(blocks), "bytes are lost"
 blocks.clear()
+# The block that was recorded on the side stream is free once that one has completed.
+again(torch.cuda.synchronize)
 again(torch.cuda.empty_cache)
