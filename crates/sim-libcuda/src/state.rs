@@ -40,7 +40,7 @@ pub struct State {
     /// Memory of `cuMemAlloc` in other processes by address.
     pub opened: Mutex<Kept<HashMap<u64, Opened>>>,
     /// Memory of `cuMemAllocHost` by address: its size in bytes.
-    pub pinned: Mutex<Kept<HashMap<u64, usize>>>,
+    pub pinned: Mutex<Kept<BTreeMap<u64, usize>>>,
     /// Events by handle.
     pub events: Mutex<Kept<HashMap<u64, Event>>>,
     /// Modules by handle: the text of the image.
@@ -272,8 +272,8 @@ impl State {
 
     /// Returns `true` if `addr` lies in memory of `cuMemAllocHost`.
     pub fn is_pinned(&self, addr: u64) -> bool {
-        let lies_in = |(start, bytes): (&u64, &usize)| addr.wrapping_sub(*start) < *bytes as u64;
-        self.pinned.lock().iter().any(lies_in)
+        let pinned = self.pinned.lock();
+        pinned.range(..=addr).next_back().is_some_and(|(start, bytes)| addr - start < *bytes as u64)
     }
 
     /// Returns `true` if all of `[addr, addr + bytes)` is mapped, and `by` may access it.

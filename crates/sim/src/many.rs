@@ -21,7 +21,7 @@ pub struct ManyArguments {
     #[arg(long, value_name = "N", default_value = "2", requires = "many")]
     pub jobs: NonZeroUsize,
 
-    /// Time that each run may take [default: ten times that of the plain run, and at least 10]
+    /// Time that each run may take [default: ten times that of the plain run, and at least 10; of a race 30 more]
     #[arg(long, value_name = "SECONDS", requires = "many")]
     limit: Option<NonZeroU64>,
 }
@@ -35,9 +35,9 @@ impl ManyArguments {
         self.limit.map(|seconds| Duration::from_secs(seconds.get()))
     }
 
-    /// The limit, where a plain run took some time.
-    pub fn limit(&self, plain: Duration) -> Duration {
-        self.given_limit().unwrap_or_else(|| (10 * plain).max(SHORTEST_LIMIT))
+    /// The limit, where a plain run took some time, and the others may take `more`.
+    pub fn limit(&self, plain: Duration, more: Duration) -> Duration {
+        self.given_limit().unwrap_or_else(|| (10 * plain).max(SHORTEST_LIMIT) + more)
     }
 }
 

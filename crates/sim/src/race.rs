@@ -95,7 +95,7 @@ pub fn run(
     }
     let (ran, record) = many::plain("pauses", program, environment, arguments.given_limit(), Stderr::Shown, stop)?;
     let plain = Plain { held_bytes: record.held_bytes, seconds: ran.time.as_secs_f64(), told: ran.told };
-    let limit = arguments.given_limit().unwrap_or_else(|| arguments.limit(ran.time) + PAUSES);
+    let limit = arguments.limit(ran.time, PAUSES);
     let seeds: Vec<u64> = (1..=runs.get()).collect();
     let runs = many::each(&seeds, arguments.jobs.get(), &|&seed: &u64| {
         let mut environment = environment.clone();

@@ -20,6 +20,7 @@ use std::ffi::OsString;
 use std::io;
 use std::num::NonZeroU64;
 use std::path::Path;
+use std::time::Duration;
 
 /// Arguments of `--sweep`.
 #[derive(Args, Debug)]
@@ -62,7 +63,7 @@ pub fn run(
     let second = many::plain("a fault", program, environment, many.given_limit(), Stderr::Dropped, stop)?;
     let plain = Plain::of([&first.1, &second.1], first.0.time.max(second.0.time), first.0.told);
     let faults = faults(arguments, &plain.calls)?;
-    let limit = many.limit(plain.time);
+    let limit = many.limit(plain.time, Duration::ZERO);
     let may_hold = if arguments.may_give_up { MayHold::WhereItGaveUp } else { MayHold::Never };
     let cases = many::each(&faults, many.jobs.get(), &|fault: &Fault| {
         let mut environment = environment.clone();
