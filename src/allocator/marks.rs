@@ -58,6 +58,11 @@ impl<D: Driver> WatchedStream<D> {
 }
 
 impl<D: Driver> StreamMark<D> {
+    /// The stream in whose work it is.
+    pub fn stream(&self) -> &WatchedStream<D> {
+        &self.stream
+    }
+
     /// Whether the stream has passed the mark. The host does not wait.
     ///
     /// # Errors
@@ -160,6 +165,7 @@ mod tests {
         });
         assert_ne!(one.2, other.2);
         let mark = one.2.mark();
+        assert_eq!(mark.stream(), &one.2);
         other.0.complete(other.1);
         assert!(!mark.has_passed().unwrap());
         one.0.complete(one.1);

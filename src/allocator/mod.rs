@@ -363,7 +363,7 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// Whether anything else keeps the allocator, so that [`close`](Self::close) would return [`CloseError::InUse`]: a clone, a
-    /// [`Pin`], a [`Buffer`], a [`VirtualRange`] or a [`RegisteredBlock`].
+    /// [`Pin`], a [`Buffer`], a [`VirtualRange`], a [`RegisteredBlock`], a [`WatchedStream`] or a [`StreamMark`].
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }

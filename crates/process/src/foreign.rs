@@ -48,8 +48,8 @@ struct State<D: Driver> {
 /// A block whose free is deferred.
 struct Deferred<D: Driver> {
     addr: DeviceAddr,
-    /// The uses that may not be over.
-    uses: Vec<(Use<D>, StreamMark<D>)>,
+    /// The ends of the uses that may not be over, each with the number of its device.
+    uses: Vec<(u32, StreamMark<D>)>,
 }
 
 /// A stream of another device that uses a block.
@@ -98,7 +98,7 @@ impl<D: Driver> Foreign<D> {
         }
         let mut state = self.state.lock();
         let Some(uses) = state.used.remove(&addr) else { return false };
-        let uses = uses.into_iter().map(|one| one.marked()).collect();
+        let uses = uses.iter().map(Use::end).collect();
         state.deferred.push(Deferred { addr, uses });
         state.deferred_at.insert(addr);
         self.recount(&state);
@@ -120,13 +120,13 @@ impl<D: Driver> Foreign<D> {
     pub fn take_over(&self) -> Vec<DeviceAddr> {
         // The marks of one stream are passed in order: after one that is not, the later ones need not be asked about.
         let mut busy: Vec<WatchedStream<D>> = Vec::new();
-        self.take(|one, mark| {
-            if busy.contains(&one.stream) {
+        self.take(|mark| {
+            if busy.contains(mark.stream()) {
                 return false;
             }
             let over = is_over(mark.has_passed());
             if !over {
-                busy.push(one.stream.clone());
+                busy.push(mark.stream().clone());
             }
             over
         })
@@ -134,18 +134,18 @@ impl<D: Driver> Foreign<D> {
 
     /// Takes the blocks whose uses are over after a wait for all that can be waited for: the caller frees them.
     pub fn wait(&self) -> Vec<DeviceAddr> {
-        self.take(|_, mark| is_over(mark.wait()))
+        self.take(|mark| is_over(mark.wait()))
     }
 
     /// Takes the blocks out of `deferred` of which no use is left.
-    fn take(&self, mut is_over: impl FnMut(&Use<D>, &StreamMark<D>) -> bool) -> Vec<DeviceAddr> {
+    fn take(&self, mut is_over: impl FnMut(&StreamMark<D>) -> bool) -> Vec<DeviceAddr> {
         if self.is_forked() {
             return Vec::new();
         }
         let mut state = self.state.lock();
         let mut over = Vec::new();
         state.deferred.retain_mut(|deferred| {
-            deferred.uses.retain(|(one, mark)| !is_over(one, mark));
+            deferred.uses.retain(|(_, mark)| !is_over(mark));
             if deferred.uses.is_empty() {
                 over.push(deferred.addr);
             }
@@ -168,9 +168,8 @@ impl<D: Driver> Foreign<D> {
         let uses: Vec<(u32, StreamMark<D>)> = {
             let state = self.state.lock();
             let of_live = state.used.iter().filter(|(addr, _)| wanted(**addr)).flat_map(|(_, uses)| uses);
-            let of_live = of_live.map(|one| (one.ordinal, one.stream.mark()));
             let of_freed = state.deferred.iter().filter(|freed| wanted(freed.addr)).flat_map(|freed| &freed.uses);
-            of_live.chain(of_freed.map(|(one, mark)| (one.ordinal, mark.clone()))).collect()
+            of_live.map(Use::end).chain(of_freed.cloned()).collect()
         };
         let busy = uses.iter().find(|(_, mark)| !is_over(mark.wait()));
         busy.map_or(Ok(()), |(ordinal, _)| Err(Error::Capturing(*ordinal)))
@@ -192,10 +191,9 @@ impl<D: Driver> Foreign<D> {
 }
 
 impl<D: Driver> Use<D> {
-    /// With a mark at the end of what is queued on its stream now.
-    fn marked(self) -> (Self, StreamMark<D>) {
-        let mark = self.stream.mark();
-        (self, mark)
+    /// The number of its device, and the end of what is queued on its stream now.
+    fn end(&self) -> (u32, StreamMark<D>) {
+        (self.ordinal, self.stream.mark())
     }
 }
 
