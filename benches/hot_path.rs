@@ -60,7 +60,7 @@ impl Subject for Gapless {
 
     #[inline]
     fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceAddr {
-        self.0.alloc(bytes, stream).expect("the memory suffices")
+        self.0.alloc_raw(bytes, stream).expect("the memory suffices")
     }
 
     #[inline]

@@ -30,7 +30,7 @@ impl Used {
 
     /// All memory is allocated in blocks of `bytes`, and freed.
     fn fill_once(&self, bytes: u64) {
-        let blocks: Vec<_> = std::iter::from_fn(|| self.allocator.alloc(bytes, MAIN).ok()).collect();
+        let blocks: Vec<_> = std::iter::from_fn(|| self.allocator.alloc_raw(bytes, MAIN).ok()).collect();
         blocks.into_iter().for_each(|block| self.free(block));
     }
 
@@ -38,16 +38,16 @@ impl Used {
     fn keep_small_of_pairs(&mut self, large: u64, small: u64, most: usize) {
         let mut freed = Vec::new();
         while freed.len() < most {
-            let Ok(block) = self.allocator.alloc(large, MAIN) else { break };
+            let Ok(block) = self.allocator.alloc_raw(large, MAIN) else { break };
             freed.push(block);
-            self.live.extend(self.allocator.alloc(small, MAIN).ok().map(|block| (block, small)));
+            self.live.extend(self.allocator.alloc_raw(small, MAIN).ok().map(|block| (block, small)));
         }
         freed.into_iter().for_each(|block| self.free(block));
     }
 
     /// Blocks of `bytes`, `total` in all, of which one of `every` stays.
     fn keep_some(&mut self, bytes: u64, total: u64, every: usize) {
-        let blocks: Vec<_> = (0..total / bytes).map_while(|_| self.allocator.alloc(bytes, MAIN).ok()).collect();
+        let blocks: Vec<_> = (0..total / bytes).map_while(|_| self.allocator.alloc_raw(bytes, MAIN).ok()).collect();
         for (number, block) in blocks.into_iter().enumerate() {
             if number % every == 0 { self.live.push((block, bytes)) } else { self.free(block) }
         }
@@ -69,7 +69,7 @@ impl Used {
         let (mut served, mut refused) = (0, self.whole_free_pages() + 1);
         while served + 1 < refused {
             let pages = served.midpoint(refused);
-            match self.allocator.alloc(pages * PAGE, MAIN) {
+            match self.allocator.alloc_raw(pages * PAGE, MAIN) {
                 Ok(block) => {
                     self.free(block);
                     served = pages;

@@ -74,7 +74,7 @@ impl<D: Driver> ComputeStorage for GaplessStorage<D> {
     }
 
     fn alloc(&mut self, size: u64) -> Result<StorageHandle, AllocError> {
-        let addr = self.allocator.alloc(size, self.stream)?;
+        let addr = self.allocator.alloc_raw(size, self.stream)?;
         let id = self.next_id;
         self.next_id += 1;
         self.allocations.insert(id, addr);

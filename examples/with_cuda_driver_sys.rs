@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let numbers: Vec<u32> = (0..1000).collect();
     let mut back = vec![0_u32; numbers.len()];
     let bytes = size_of_val(&numbers[..]);
-    let buffer = allocator.alloc_buffer(bytes as u64, StreamId::from(stream))?;
+    let buffer = allocator.alloc(bytes as u64, StreamId::from(stream))?;
     let memory = buffer.addr();
     // SAFETY: both sides are `bytes` bytes long and live until the synchronization below.
     let _ = unsafe { cuMemcpyHtoDAsync_v2(device_pointer(memory), numbers.as_ptr().cast(), bytes, stream) };

@@ -29,7 +29,7 @@ impl<T: DeviceRepr> GaplessSlice<T> {
     /// Allocates memory for `len` values, for use on `stream`. The memory is uninitialized.
     fn new(allocator: &Allocator<CudaDriver>, stream: &Arc<CudaStream>, len: usize) -> Result<Self, AllocError> {
         // Dropping the buffer frees it. Work queued by then may still use the memory: it is reused only after that work.
-        let buffer = allocator.alloc_buffer((len * size_of::<T>()) as u64, id_of(stream))?;
+        let buffer = allocator.alloc((len * size_of::<T>()) as u64, id_of(stream))?;
         Ok(Self { buffer, stream: Arc::clone(stream), len, values: PhantomData })
     }
 }

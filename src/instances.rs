@@ -18,15 +18,15 @@ fn exercise<D: Driver>(driver: Arc<D>) -> Result<(), Box<dyn Error>> {
     const MAIN: StreamId = StreamId::DEFAULT;
     let page = driver.granularity();
     let allocator = Allocator::builder(driver).build()?;
-    let addr = allocator.alloc(page, MAIN)?;
+    let addr = allocator.alloc_raw(page, MAIN)?;
     allocator.record_stream(addr, MAIN)?;
     drop(allocator.pin(addr)?);
     allocator.free(addr)?;
-    let addr = allocator.alloc_aligned(page, page, MAIN)?;
+    let addr = allocator.alloc_raw_aligned(page, page, MAIN)?;
     allocator.free(addr)?;
     allocator.alloc_again(addr, page)?;
     allocator.free(addr)?;
-    drop(allocator.alloc_buffer(page, MAIN)?);
+    drop(allocator.alloc(page, MAIN)?);
     drop(allocator.alloc_registered(page, MAIN)?);
     let (mut first, mut second) = (allocator.reserve_range(4 * page)?, allocator.reserve_range(4 * page)?);
     first.grow(page, MAIN)?;

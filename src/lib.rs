@@ -14,11 +14,11 @@
 //! let allocator = Allocator::builder(driver).build()?;
 //! let stream = StreamId::DEFAULT;
 //!
-//! let buffers = (0..8).map(|_| allocator.alloc_buffer(128 << 20, stream)).collect::<Result<Vec<_>, _>>()?;
+//! let buffers = (0..8).map(|_| allocator.alloc(128 << 20, stream)).collect::<Result<Vec<_>, _>>()?;
 //! // Every other buffer goes: 512 MiB are free, in four gaps of 128 MiB.
 //! let kept: Vec<_> = buffers.into_iter().step_by(2).collect();
 //! // One buffer as large as the four gaps together.
-//! let joined = allocator.alloc_buffer(512 << 20, stream)?;
+//! let joined = allocator.alloc(512 << 20, stream)?;
 //! assert_eq!(kept.len() as u64 * kept[0].len() + joined.len(), 1 << 30);
 //! # Ok(())
 //! # }

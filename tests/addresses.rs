@@ -34,7 +34,7 @@ fn a_reservation_backs_off_until_it_fits() {
         let before = driver.usage().address_bytes;
         let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.region_bytes(256 * MIB).build().unwrap();
-        let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap();
         assert_eq!(driver.usage().address_bytes - before, expected * MIB, "{room} MiB of addresses");
         allocator.free(block).unwrap();
         allocator.check();
@@ -44,7 +44,7 @@ fn a_reservation_backs_off_until_it_fits() {
     // Slots do not get smaller: a region of a few pages would be too small for most requests.
     let driver = model_with_addresses(36 * MIB);
     let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
-    let result = allocator.alloc(PAGE, StreamId::DEFAULT);
+    let result = allocator.alloc_raw(PAGE, StreamId::DEFAULT);
     assert!(
         matches!(&result, Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::OutOfMemory),
         "{result:?}"
@@ -60,7 +60,7 @@ fn later_streams_have_smaller_regions() {
     for stream in 0..20 {
         let stream = if stream == 0 { StreamId::DEFAULT } else { driver.create_stream().unwrap() };
         for bytes in [100, PAGE] {
-            let block = allocator.alloc(bytes, stream).unwrap();
+            let block = allocator.alloc_raw(bytes, stream).unwrap();
             allocator.free(block).unwrap();
             reserved.push(driver.usage().address_bytes / (256 * MIB));
         }
@@ -86,7 +86,7 @@ fn running_out_of_arenas_is_an_error() {
     let mut streams = 0;
     let result = loop {
         let stream = driver.create_stream().unwrap();
-        if let Err(error) = allocator.alloc(PAGE, stream) {
+        if let Err(error) = allocator.alloc_raw(PAGE, stream) {
             break error;
         }
         streams += 1;
@@ -104,7 +104,7 @@ fn regions_grow() {
     let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).keep_mappings();
     let allocator = builder.region_bytes(1024 * MIB).first_region_bytes(64 * MIB).build().unwrap();
     let reserved = || driver.usage().address_bytes / MIB;
-    let alloc = |bytes| allocator.alloc(bytes, StreamId::DEFAULT).unwrap();
+    let alloc = |bytes| allocator.alloc_raw(bytes, StreamId::DEFAULT).unwrap();
     let mut blocks = vec![alloc(100), alloc(PAGE)];
     assert_eq!(reserved(), 2 * 64, "a region for small blocks, and one for large ones");
     blocks.push(alloc(60 * MIB));
@@ -119,13 +119,13 @@ fn regions_grow() {
     blocks.extend([alloc(1000 * MIB), alloc(1000 * MIB)]);
     assert_eq!(reserved(), some + 4 * 1024, "the other slot, and two more of the largest");
     allocator.check();
-    let largest = allocator.alloc(1025 * MIB, StreamId::DEFAULT);
+    let largest = allocator.alloc_raw(1025 * MIB, StreamId::DEFAULT);
     assert!(matches!(&largest, Err(AllocError::TooLarge { .. })), "{largest:?}");
     // The first request may be larger than the first regions.
     let builder = Allocator::builder(Arc::clone(&driver)).region_bytes(1024 * MIB).first_region_bytes(64 * MIB);
     let other = builder.build().unwrap();
     let before = reserved();
-    let block = other.alloc(500 * MIB, StreamId::DEFAULT).unwrap();
+    let block = other.alloc_raw(500 * MIB, StreamId::DEFAULT).unwrap();
     assert_eq!(reserved() - before, 2 * 512);
     other.free(block).unwrap();
     blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
@@ -145,7 +145,7 @@ fn any_refusal_means_smaller() {
         let driver = Arc::new(FaultDriver::new(ModelDriver::new(ModelConfig::default())));
         let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(256 * MIB).build().unwrap();
         driver.arm(Fault::nth(0, kind).only([DriverCall::Reserve]));
-        let result = allocator.alloc(PAGE, StreamId::DEFAULT);
+        let result = allocator.alloc_raw(PAGE, StreamId::DEFAULT);
         if kind == DriverErrorKind::DeviceLost {
             assert!(matches!(&result, Err(AllocError::Driver(error)) if error.kind == kind), "{result:?}");
             continue;

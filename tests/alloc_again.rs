@@ -28,7 +28,7 @@ fn blocks_come_back_in_any_order() {
     let allocator = allocator(64);
     let sizes = [512, 70_000, 3 * PAGE, 1, PAGE / 2, 0];
     let blocks: Vec<(DeviceAddr, u64)> =
-        sizes.iter().map(|&size| (allocator.alloc(size, MAIN).unwrap(), size)).collect();
+        sizes.iter().map(|&size| (allocator.alloc_raw(size, MAIN).unwrap(), size)).collect();
     for order in [[0, 1, 2, 3, 4, 5], [5, 3, 1, 4, 2, 0], [2, 4, 0, 5, 3, 1]] {
         blocks.iter().for_each(|(addr, _)| allocator.free(*addr).unwrap());
         let before = allocator.stats();
@@ -43,7 +43,7 @@ fn blocks_come_back_in_any_order() {
         assert_eq!(after.allocs, before.allocs + 6);
         assert_eq!(after.driver_calls.total(), before.driver_calls.total());
     }
-    let other = allocator.alloc(PAGE, MAIN).unwrap();
+    let other = allocator.alloc_raw(PAGE, MAIN).unwrap();
     assert!(blocks.iter().all(|(addr, _)| *addr != other));
 }
 
@@ -51,10 +51,10 @@ fn blocks_come_back_in_any_order() {
 #[test]
 fn what_comes_back_counts_towards_the_peak() {
     let allocator = allocator(16);
-    let blocks = [(); 4].map(|()| allocator.alloc(4 * PAGE, MAIN).unwrap());
+    let blocks = [(); 4].map(|()| allocator.alloc_raw(4 * PAGE, MAIN).unwrap());
     allocator.free(blocks[0]).unwrap();
     allocator.free(blocks[2]).unwrap();
-    let moved = allocator.alloc(8 * PAGE, MAIN).unwrap();
+    let moved = allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
     for block in [moved, blocks[1], blocks[3]] {
         allocator.free(block).unwrap();
     }
@@ -75,10 +75,10 @@ fn what_comes_back_counts_towards_the_peak() {
 #[test]
 fn memory_that_moved_is_brought_back() {
     let allocator = allocator(16);
-    let blocks = [(); 4].map(|()| allocator.alloc(4 * PAGE, MAIN).unwrap());
+    let blocks = [(); 4].map(|()| allocator.alloc_raw(4 * PAGE, MAIN).unwrap());
     allocator.free(blocks[0]).unwrap();
     allocator.free(blocks[2]).unwrap();
-    let moved = allocator.alloc(8 * PAGE, MAIN).unwrap();
+    let moved = allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
     assert!(matches!(facts(allocator.alloc_again(blocks[0], 4 * PAGE)), AddressFacts::NeverAllocated));
     allocator.free(moved).unwrap();
     let calls = allocator.stats().driver_calls.total();
@@ -100,10 +100,10 @@ fn memory_that_moved_is_brought_back() {
 fn small_blocks_of_a_page_that_moved() {
     let allocator = allocator(8);
     let quarter = PAGE / 4;
-    let blocks: Vec<DeviceAddr> = (0..16).map(|_| allocator.alloc(quarter, MAIN).unwrap()).collect();
-    let rest = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let blocks: Vec<DeviceAddr> = (0..16).map(|_| allocator.alloc_raw(quarter, MAIN).unwrap()).collect();
+    let rest = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     blocks.iter().for_each(|addr| allocator.free(*addr).unwrap());
-    let moved = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    let moved = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
     allocator.free(moved).unwrap();
     for addr in blocks.iter().step_by(3) {
         allocator.alloc_again(*addr, quarter).unwrap();
@@ -117,7 +117,7 @@ fn small_blocks_of_a_page_that_moved() {
 fn what_is_not_free_is_refused() {
     let allocator = allocator(32);
     let other = allocator.driver().create_stream().unwrap();
-    let [one, two] = [(); 2].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let [one, two] = [(); 2].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
     let live = AddressFacts::Inside { start: one, bytes: PAGE };
     assert_eq!(facts(allocator.alloc_again(one, PAGE)), live);
     assert_eq!(facts(allocator.alloc_again(one.offset(512), 1)), live);
@@ -144,7 +144,7 @@ fn what_is_not_free_is_refused() {
 fn what_was_returned_is_not_there() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let [one, two] = [(); 2].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let [one, two] = [(); 2].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
     allocator.free(one).unwrap();
     allocator.trim(0).unwrap();
     // The other chunk is free now, and could be mapped there.
@@ -160,10 +160,10 @@ fn of_another_stream(allocator: &Allocator<ModelDriver>) -> (DeviceAddr, StreamI
     let driver = allocator.driver();
     let stream = driver.create_stream().unwrap();
     allocator.keep_stream(stream).unwrap();
-    let [block, between, last] = [2, 1, 1].map(|pages| allocator.alloc(pages * PAGE, stream).unwrap());
+    let [block, between, last] = [2, 1, 1].map(|pages| allocator.alloc_raw(pages * PAGE, stream).unwrap());
     allocator.free(block).unwrap();
     allocator.free(last).unwrap();
-    let moved = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    let moved = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
     assert_eq!((allocator.stats().harvested_chunks, allocator.reserved_bytes()), (3, 4 * PAGE));
     allocator.free(between).unwrap();
     driver.hold(MAIN);
@@ -225,7 +225,7 @@ fn freed_on_a_busy_stream(allocator: &Allocator<ModelDriver>, is_kept: bool) -> 
     if is_kept {
         allocator.keep_stream(stream).unwrap();
     }
-    let block = allocator.alloc(PAGE, stream).unwrap();
+    let block = allocator.alloc_raw(PAGE, stream).unwrap();
     driver.delay(stream, Duration::from_secs(1)).unwrap();
     driver.fill(stream, block, PAGE, 1).unwrap();
     let end = driver.event_create().unwrap();
@@ -267,10 +267,10 @@ fn the_work_of_a_destroyed_stream_is_over_when_a_part_of_its_block_comes_back() 
         if is_kept {
             allocator.keep_stream(stream).unwrap();
         }
-        let [first, second] = [(); 2].map(|()| allocator.alloc(PAGE, stream).unwrap());
+        let [first, second] = [(); 2].map(|()| allocator.alloc_raw(PAGE, stream).unwrap());
         assert_eq!(second, first.offset(PAGE));
         allocator.free(second).unwrap();
-        let moved = allocator.alloc(3 * PAGE, MAIN).unwrap();
+        let moved = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
         assert!(allocator.stats().harvested_chunks > 0);
         allocator.free(moved).unwrap();
         driver.delay(stream, Duration::from_secs(1)).unwrap();
@@ -313,10 +313,10 @@ fn what_is_freed_during_the_wait_is_waited_for_as_well() {
         let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.build().unwrap();
         let stream = driver.create_stream().unwrap();
-        let [first, second, third] = [(); 3].map(|()| allocator.alloc(PAGE, stream).unwrap());
+        let [first, second, third] = [(); 3].map(|()| allocator.alloc_raw(PAGE, stream).unwrap());
         if has_moved {
             allocator.free(third).unwrap();
-            let moved = allocator.alloc(2 * PAGE, MAIN).unwrap();
+            let moved = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
             allocator.free(moved).unwrap();
         }
         let end = driver.event_create().unwrap();
@@ -344,7 +344,7 @@ fn what_is_freed_during_the_wait_is_waited_for_as_well() {
 fn a_block_of_a_destroyed_stream_does_not_come_back_during_a_capture() {
     let allocator = four_pages();
     let (block, end) = freed_on_a_busy_stream(&allocator, false);
-    allocator.alloc(1, MAIN).unwrap();
+    allocator.alloc_raw(1, MAIN).unwrap();
     allocator.driver().begin_capture(MAIN);
     assert!(matches!(allocator.alloc_again(block, PAGE), Err(AllocError::CannotWait { .. })));
     assert!(allocator.live_around(block).is_none());
@@ -360,7 +360,7 @@ fn a_block_of_a_stream_that_is_kept_comes_back_at_once() {
     let allocator = four_pages();
     let stream = allocator.driver().create_stream().unwrap();
     allocator.keep_stream(stream).unwrap();
-    let block = allocator.alloc(PAGE, stream).unwrap();
+    let block = allocator.alloc_raw(PAGE, stream).unwrap();
     allocator.driver().hold(stream);
     allocator.driver().fill(stream, block, PAGE, 1).unwrap();
     allocator.free(block).unwrap();

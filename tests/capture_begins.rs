@@ -155,7 +155,7 @@ impl World {
     }
 
     fn alloc(&self, pages: u64, stream: usize) -> Option<DeviceAddr> {
-        match self.allocator.alloc(pages * PAGE, self.streams[stream]) {
+        match self.allocator.alloc_raw(pages * PAGE, self.streams[stream]) {
             Ok(addr) => Some(addr),
             // What waits for the captured stream cannot be had before its capture ends.
             Err(AllocError::OutOfMemory(_)) => None,

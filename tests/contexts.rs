@@ -172,7 +172,7 @@ fn default_streams_of_another_context_are_told_apart() {
                 error.to_string().contains("a context other than the primary one of device 0 is current"),
                 "{error}"
             );
-            let refused = allocator.alloc(100, stream).unwrap_err().to_string();
+            let refused = allocator.alloc_raw(100, stream).unwrap_err().to_string();
             assert!(refused.contains("hand in the handle of a stream"), "{refused}");
         }
         let mut theirs = std::ptr::null_mut();
@@ -187,7 +187,7 @@ fn default_streams_of_another_context_are_told_apart() {
                 driver.check_stream(stream).unwrap();
             }
         }
-        allocator.free(allocator.alloc(100, MAIN).unwrap()).unwrap();
+        allocator.free(allocator.alloc_raw(100, MAIN).unwrap()).unwrap();
     });
 }
 
@@ -196,23 +196,23 @@ fn default_streams_of_another_context_are_told_apart() {
 fn a_change_of_context_is_noticed() {
     let (api, driver) = (api(), Arc::new(open(0)));
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-    let kept: Vec<DeviceAddr> = DEFAULTS.iter().map(|stream| allocator.alloc(MIB, *stream).unwrap()).collect();
-    allocator.free(allocator.alloc(MIB, MAIN).unwrap()).unwrap();
+    let kept: Vec<DeviceAddr> = DEFAULTS.iter().map(|stream| allocator.alloc_raw(MIB, *stream).unwrap()).collect();
+    allocator.free(allocator.alloc_raw(MIB, MAIN).unwrap()).unwrap();
     let before = current(&api);
     create_context(0);
     for stream in DEFAULTS {
-        let error = allocator.alloc(MIB, stream).unwrap_err().to_string();
+        let error = allocator.alloc_raw(MIB, stream).unwrap_err().to_string();
         assert!(error.contains("a context other than the primary one of device 0 is current"), "{error}");
         let error = allocator.record_stream(kept[0], stream).unwrap_err().to_string();
         assert!(error.contains("a context other than the primary one of device 0 is current"), "{error}");
-        assert_eq!(allocator.alloc_cached(MIB, 1, stream), None, "{stream}");
+        assert_eq!(allocator.alloc_raw_cached(MIB, 1, stream), None, "{stream}");
     }
     make_current(&api, before);
     for stream in DEFAULTS {
-        allocator.free(allocator.alloc(MIB, stream).unwrap()).unwrap();
+        allocator.free(allocator.alloc_raw(MIB, stream).unwrap()).unwrap();
         allocator.record_stream(kept[0], stream).unwrap();
     }
-    assert!(allocator.alloc_cached(MIB, 1, MAIN).is_some());
+    assert!(allocator.alloc_raw_cached(MIB, 1, MAIN).is_some());
     allocator.check();
 }
 
@@ -227,23 +227,23 @@ fn streams_of_a_green_context_are_streams_of_the_device() {
         assert!(driver.check_stream(other.stream).unwrap_err().to_string().contains("not a stream of device 0"));
 
         // Recorded there: it waits for that stream.
-        let block = allocator.alloc(4 * MIB, MAIN).unwrap();
+        let block = allocator.alloc_raw(4 * MIB, MAIN).unwrap();
         driver.delay(stream, Duration::from_millis(50)).unwrap();
         driver.fill(stream, block, 4 * MIB, 1).unwrap();
         allocator.record_stream(block, stream).unwrap();
         allocator.free(block).unwrap();
-        let next = allocator.alloc(4 * MIB, MAIN).unwrap();
+        let next = allocator.alloc_raw(4 * MIB, MAIN).unwrap();
         assert_ne!(next, block, "work of the green context's stream may still use it");
         allocator.free(next).unwrap();
 
         // Allocated there: what fills the device orders itself behind it, or waits.
         allocator.keep_stream(stream).unwrap();
-        let block = allocator.alloc(4 * MIB, stream).unwrap();
+        let block = allocator.alloc_raw(4 * MIB, stream).unwrap();
         driver.delay(stream, Duration::from_millis(50)).unwrap();
         driver.fill(stream, block, 4 * MIB, 2).unwrap();
         driver.verify(stream, block, 4 * MIB, 2).unwrap();
         allocator.free(block).unwrap();
-        let all = allocator.alloc(64 * MIB, MAIN).unwrap();
+        let all = allocator.alloc_raw(64 * MIB, MAIN).unwrap();
         driver.fill(MAIN, all, 64 * MIB, 3).unwrap();
         driver.synchronize_device().unwrap();
         assert_eq!(driver.take_mismatches(), []);
@@ -252,14 +252,14 @@ fn streams_of_a_green_context_are_streams_of_the_device() {
 
         let before = current(&api);
         make_current(&api, green.converted());
-        let error = allocator.alloc(MIB, MAIN).unwrap_err().to_string();
+        let error = allocator.alloc_raw(MIB, MAIN).unwrap_err().to_string();
         assert!(error.contains("a context other than the primary one of device 0 is current"), "{error}");
-        allocator.free(allocator.alloc(MIB, stream).unwrap()).unwrap();
+        allocator.free(allocator.alloc_raw(MIB, stream).unwrap()).unwrap();
         make_current(&api, before);
 
         allocator.forget_stream(stream).unwrap();
         green.destroy();
-        let error = allocator.alloc(MIB, stream).unwrap_err().to_string();
+        let error = allocator.alloc_raw(MIB, stream).unwrap_err().to_string();
         assert!(error.contains("917"), "{error}");
         allocator.close().unwrap();
     });
@@ -275,13 +275,13 @@ fn a_reset_is_noticed() {
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let stream = driver.create_stream().unwrap();
         allocator.keep_stream(stream).unwrap();
-        let blocks = [MAIN, stream].map(|stream| allocator.alloc(4 * MIB, stream).unwrap());
+        let blocks = [MAIN, stream].map(|stream| allocator.alloc_raw(4 * MIB, stream).unwrap());
         reset(0);
         for block in blocks {
             allocator.free(block).unwrap();
         }
         for error in [
-            allocator.alloc(100 * MIB, MAIN).unwrap_err().to_string(),
+            allocator.alloc_raw(100 * MIB, MAIN).unwrap_err().to_string(),
             allocator.trim(0).unwrap_err().to_string(),
             driver.check_stream(stream).unwrap_err().to_string(),
         ] {
@@ -294,7 +294,7 @@ fn a_reset_is_noticed() {
         // The context that is there now is another one.
         assert_eq!(driver.memory_info().unwrap_err().kind, DriverErrorKind::DeviceLost);
         let again = Allocator::builder(Arc::new(opened)).build().unwrap();
-        again.free(again.alloc(MIB, MAIN).unwrap()).unwrap();
+        again.free(again.alloc_raw(MIB, MAIN).unwrap()).unwrap();
         again.close().unwrap();
     });
 }
@@ -305,14 +305,14 @@ fn a_lost_context_is_what_the_first_message_says() {
     with_settings("a_lost_context_is_what_the_first_message_says", &[], || {
         let driver = Arc::new(open(0));
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let block = allocator.alloc(MIB, MAIN).unwrap();
+        let block = allocator.alloc_raw(MIB, MAIN).unwrap();
         let (seen, other) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
         driver.fill(MAIN, DeviceAddr(4096), 8, 1).unwrap();
         assert!(driver.synchronize(MAIN).unwrap_err().kind.is_sticky());
         let error = driver.check_stream(seen).unwrap_err();
         assert_eq!((error.kind, error.code), (DriverErrorKind::DeviceLost, 700));
         for text in [
-            allocator.alloc(MIB, other).unwrap_err().to_string(),
+            allocator.alloc_raw(MIB, other).unwrap_err().to_string(),
             allocator.record_stream(block, other).unwrap_err().to_string(),
         ] {
             assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)") && !text.contains("not a stream"), "{text}");

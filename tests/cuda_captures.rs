@@ -265,15 +265,15 @@ fn requests_on_a_captured_stream_leave_the_capture_alone() {
                 let allocator = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
                 let stream = api.driver.create_stream().unwrap();
                 if known {
-                    let before = allocator.alloc(100, stream).unwrap();
+                    let before = allocator.alloc_raw(100, stream).unwrap();
                     allocator.free(before).unwrap();
                 }
                 let requests = || {
-                    let block = allocator.alloc(3 << 20, stream).unwrap();
+                    let block = allocator.alloc_raw(3 << 20, stream).unwrap();
                     allocator.record_stream(block, stream).unwrap();
                     allocator.free(block).unwrap();
                     allocator.keep_stream(stream).unwrap();
-                    allocator.alloc(5 << 20, stream).unwrap();
+                    allocator.alloc_raw(5 << 20, stream).unwrap();
                     allocator.forget_stream(stream).unwrap();
                     let device = driver.device_of_stream(stream).map_err(|error| error.kind);
                     assert_eq!(device, if known { Ok(0) } else { Err(DriverErrorKind::Capturing) });
@@ -302,15 +302,15 @@ fn a_stream_that_was_first_seen_in_a_capture_is_known_afterwards() {
         let pool = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
         let stream = api.driver.create_stream().unwrap();
         if known {
-            main.alloc(100, stream).unwrap();
+            main.alloc_raw(100, stream).unwrap();
         }
         api.begin(stream, GLOBAL);
-        let block = pool.alloc(3 << 20, stream).unwrap();
+        let block = pool.alloc_raw(3 << 20, stream).unwrap();
         pool.free(block).unwrap();
-        assert_eq!(pool.alloc(3 << 20, stream).unwrap(), block, "in the capture");
+        assert_eq!(pool.alloc_raw(3 << 20, stream).unwrap(), block, "in the capture");
         api.end(stream).unwrap();
         pool.free(block).unwrap();
-        let after = pool.alloc(3 << 20, stream).unwrap();
+        let after = pool.alloc_raw(3 << 20, stream).unwrap();
         assert_eq!((after == block, pool.stats().streams), if known { (true, 1) } else { (false, 2) });
     }
 }
@@ -384,22 +384,22 @@ fn a_request_that_runs_short_leaves_a_capture_alone() {
     let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 * MIB).build().unwrap();
     let (kept, gone) = (api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap());
     allocator.keep_stream(kept).unwrap();
-    let block = allocator.alloc(64 * MIB, gone).unwrap();
+    let block = allocator.alloc_raw(64 * MIB, gone).unwrap();
     allocator.free(block).unwrap();
     let captured = api.blocking_stream();
     for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
         api.begin(captured, mode);
-        let error =
-            std::thread::scope(|scope| scope.spawn(|| allocator.alloc(64 * MIB, kept)).join().unwrap()).unwrap_err();
+        let error = std::thread::scope(|scope| scope.spawn(|| allocator.alloc_raw(64 * MIB, kept)).join().unwrap())
+            .unwrap_err();
         api.end(captured).expect("the capture is not touched");
         let report = error.report().expect("what is free");
         assert!(report.stopped_by_capture && report.satisfiable, "{report}");
         let text = report.to_string();
         assert!(text.contains("64 MiB are free") && text.contains("captured") && text.contains("again"), "{text}");
     }
-    let all = allocator.alloc(64 * MIB, kept).unwrap();
+    let all = allocator.alloc_raw(64 * MIB, kept).unwrap();
     allocator.free(all).unwrap();
-    let error = allocator.alloc(65 * MIB, kept).unwrap_err();
+    let error = allocator.alloc_raw(65 * MIB, kept).unwrap_err();
     assert!(!error.report().unwrap().stopped_by_capture);
     allocator.close().unwrap();
 }
@@ -415,11 +415,11 @@ fn what_was_freed_before_the_last_request_is_waited_for_by_its_event() {
         (api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap());
     allocator.keep_stream(kept).unwrap();
     for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
-        let block = allocator.alloc(48 * MIB, other).unwrap();
+        let block = allocator.alloc_raw(48 * MIB, other).unwrap();
         allocator.free(block).unwrap();
-        let small = allocator.alloc(MIB, other).unwrap();
+        let small = allocator.alloc_raw(MIB, other).unwrap();
         api.begin(captured, mode);
-        let taken = std::thread::scope(|scope| scope.spawn(|| allocator.alloc(60 * MIB, kept)).join().unwrap());
+        let taken = std::thread::scope(|scope| scope.spawn(|| allocator.alloc_raw(60 * MIB, kept)).join().unwrap());
         api.end(captured).expect("the capture is not touched");
         allocator.free(taken.unwrap()).unwrap();
         allocator.free(small).unwrap();

@@ -347,11 +347,11 @@ fn a_device_without_vmm_is_refused_with_a_way_out() {
         let device = CudaDriver::builder().library(library()).open_plain().unwrap();
         assert!(!device.info().vmm);
         let allocator = PlainAllocator::new(device);
-        let block = allocator.alloc(5 * MIB, StreamId::DEFAULT).unwrap();
-        let empty = allocator.alloc(0, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(5 * MIB, StreamId::DEFAULT).unwrap();
+        let empty = allocator.alloc_raw(0, StreamId::DEFAULT).unwrap();
         assert_ne!(block, empty);
         allocator.record_stream(block, StreamId(2)).unwrap();
-        let report = allocator.alloc(2 << 30, StreamId::DEFAULT).unwrap_err();
+        let report = allocator.alloc_raw(2 << 30, StreamId::DEFAULT).unwrap_err();
         let report = report.report().unwrap();
         assert!(!report.satisfiable && report.driver_error.is_some(), "{report}");
         allocator.free(block).unwrap();
@@ -375,9 +375,9 @@ fn memory_that_the_machine_would_give_back_can_be_had() {
         let driver = CudaDriver::builder().library(library()).open().unwrap();
         assert!(driver.info().integrated);
         let allocator = Allocator::builder(Arc::new(driver)).build().unwrap();
-        let block = allocator.alloc(900 * MIB, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(900 * MIB, StreamId::DEFAULT).unwrap();
         // The driver decides where the machine's word is too good.
-        let error = allocator.alloc(200 * MIB, StreamId::DEFAULT).unwrap_err();
+        let error = allocator.alloc_raw(200 * MIB, StreamId::DEFAULT).unwrap_err();
         assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
         allocator.check();
         allocator.free(block).unwrap();

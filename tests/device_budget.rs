@@ -23,13 +23,13 @@ fn builder(driver: &Arc<ModelDriver>) -> Builder<ModelDriver> {
 }
 
 fn alloc(allocator: &Allocator<ModelDriver>, pages: u64) -> DeviceAddr {
-    let outcome = allocator.alloc(pages * PAGE, STREAM);
+    let outcome = allocator.alloc_raw(pages * PAGE, STREAM);
     allocator.check();
     outcome.unwrap()
 }
 
 fn refused(allocator: &Allocator<ModelDriver>, pages: u64) -> OutOfMemory {
-    match allocator.alloc(pages * PAGE, STREAM) {
+    match allocator.alloc_raw(pages * PAGE, STREAM) {
         Err(AllocError::OutOfMemory(report)) => *report,
         other => panic!("{other:?}"),
     }

@@ -17,7 +17,7 @@ fn a_stream_that_was_destroyed_is_waited_for_with_the_device() {
     let driver = model();
     let (stream, other) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-    let block = allocator.alloc(4 << 20, stream).unwrap();
+    let block = allocator.alloc_raw(4 << 20, stream).unwrap();
     driver.hold(other);
     driver.fill(other, block, 4 << 20, 1).unwrap();
     allocator.free(block).unwrap();
@@ -36,7 +36,7 @@ fn nothing_is_unmapped_that_cannot_be_waited_for() {
     for keeps in [false, true] {
         let builder = Allocator::builder(Arc::clone(&driver));
         let allocator = if keeps { builder.keep_mappings() } else { builder }.build().unwrap();
-        let block = allocator.alloc(4 << 20, stream).unwrap();
+        let block = allocator.alloc_raw(4 << 20, stream).unwrap();
         // A replay, which is not reported to the allocator.
         driver.hold(other);
         driver.fill(other, block, 4 << 20, 1).unwrap();
@@ -57,7 +57,7 @@ fn closing_after_a_wait_works_during_a_capture() {
     let driver = model();
     let stream = driver.create_stream().unwrap();
     let allocator = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
-    let block = allocator.alloc(4 << 20, stream).unwrap();
+    let block = allocator.alloc_raw(4 << 20, stream).unwrap();
     driver.fill(stream, block, 4 << 20, 1).unwrap();
     allocator.free(block).unwrap();
     driver.synchronize(stream).unwrap();
@@ -74,7 +74,7 @@ fn an_allocator_that_keeps_its_mappings_waits_for_the_device() {
     let driver = Arc::new(HostDriver::new(HostConfig { capacity_bytes: 64 << 20, ..HostConfig::default() }).unwrap());
     let (stream, other) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
     let allocator = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
-    let block = allocator.alloc(4 << 20, stream).unwrap();
+    let block = allocator.alloc_raw(4 << 20, stream).unwrap();
     driver.hold(other);
     driver.fill(other, block, 4 << 20, 1).unwrap();
     allocator.free(block).unwrap();

@@ -41,7 +41,7 @@ fn held(allocator: &Allocator<Device>) -> HashSet<u64> {
 fn an_exposed_chunk_is_never_used_again() {
     let device = device(8);
     let allocator = allocator(&device);
-    let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     let kept = expose(&allocator, block);
     assert_eq!(kept.len(), 4);
     allocator.free(block).unwrap();
@@ -49,12 +49,12 @@ fn an_exposed_chunk_is_never_used_again() {
     let stats = allocator.stats();
     assert_eq!((stats.pending_bytes, stats.cached_bytes, stats.open_elsewhere_bytes), (4 * PAGE, 0, 0));
     // All of the device: what was freed is obtained, and it is other memory.
-    let all = allocator.alloc(8 * PAGE, MAIN).unwrap();
+    let all = allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
     allocator.check();
     assert!(kept.is_disjoint(&chunks_of(&allocator.pin(all).unwrap())));
     assert_eq!(allocator.stats().pending_bytes, 0);
     allocator.free(all).unwrap();
-    let again = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let again = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     assert_eq!(allocator.stats().driver_calls[DriverCall::Release], 4, "what was not exposed is cached");
     allocator.free(again).unwrap();
     allocator.close().unwrap();
@@ -64,7 +64,7 @@ fn an_exposed_chunk_is_never_used_again() {
 fn a_trim_gives_exposed_memory_back() {
     let device = device(8);
     let allocator = allocator(&device);
-    let block = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
     expose(&allocator, block);
     allocator.free(block).unwrap();
     // As much as may be kept.
@@ -82,7 +82,7 @@ fn what_uses_exposed_memory_is_waited_for() {
         let allocator = allocator(&device);
         let [home, other] = [(); 2].map(|()| device.create_stream().unwrap());
         [home, other].iter().for_each(|stream| allocator.keep_stream(*stream).unwrap());
-        let block = allocator.alloc(2 * PAGE, home).unwrap();
+        let block = allocator.alloc_raw(2 * PAGE, home).unwrap();
         let pin = allocator.pin(block).unwrap();
         pin.expose();
         let busy: Vec<StreamId> =
@@ -94,13 +94,13 @@ fn what_uses_exposed_memory_is_waited_for() {
         }
         allocator.free(block).unwrap();
         drop(pin);
-        let beside = allocator.alloc(PAGE, MAIN).unwrap();
+        let beside = allocator.alloc_raw(PAGE, MAIN).unwrap();
         allocator.check();
         let waits = if busy.is_empty() { 0 } else { 2 * PAGE };
         assert_eq!(allocator.stats().pending_bytes, waits, "used by {busy:?}");
         busy.iter().for_each(|stream| device.inner().resume(*stream));
         allocator.trim(u64::MAX - 1).unwrap();
-        let all = allocator.alloc(7 * PAGE, MAIN).unwrap();
+        let all = allocator.alloc_raw(7 * PAGE, MAIN).unwrap();
         allocator.check();
         [beside, all].iter().for_each(|block| allocator.free(*block).unwrap());
         allocator.close().unwrap();
@@ -114,7 +114,7 @@ fn a_block_that_is_freed_before_it_is_exposed_is_waited_for() {
     let allocator = allocator(&device);
     let home = device.create_stream().unwrap();
     allocator.keep_stream(home).unwrap();
-    let block = allocator.alloc(2 * PAGE, home).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, home).unwrap();
     let pin = allocator.pin(block).unwrap();
     device.inner().hold(home);
     device.fill(home, block, 2 * PAGE, 1).unwrap();
@@ -122,11 +122,11 @@ fn a_block_that_is_freed_before_it_is_exposed_is_waited_for() {
     (0..2).for_each(|_| pin.expose());
     let kept = chunks_of(&pin);
     drop(pin);
-    let beside = allocator.alloc(PAGE, MAIN).unwrap();
+    let beside = allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.check();
     assert_eq!(allocator.stats().pending_bytes, 2 * PAGE);
     device.inner().resume(home);
-    let all = allocator.alloc(7 * PAGE, MAIN).unwrap();
+    let all = allocator.alloc_raw(7 * PAGE, MAIN).unwrap();
     allocator.check();
     assert!(kept.is_disjoint(&held(&allocator)));
     [beside, all].iter().for_each(|block| allocator.free(*block).unwrap());
@@ -139,14 +139,14 @@ fn what_shares_a_chunk_stays() {
     let device = device(8);
     let builder = Allocator::builder(Arc::clone(&device)).chunk_policy(ChunkPolicy::Fixed(PAGE));
     let allocator = builder.build().unwrap();
-    let [before, block, behind] = [PAGE / 2, 2 * PAGE, PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let [before, block, behind] = [PAGE / 2, 2 * PAGE, PAGE / 2].map(|bytes| allocator.alloc_raw(bytes, MAIN).unwrap());
     let kept = expose(&allocator, block);
     allocator.free(block).unwrap();
     allocator.trim(u64::MAX - 1).unwrap();
     allocator.check();
     let others: HashSet<u64> =
         [before, behind].iter().flat_map(|block| chunks_of(&allocator.pin(*block).unwrap())).collect();
-    allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.check();
     assert!(kept.intersection(&held(&allocator)).all(|chunk| others.contains(chunk)), "{kept:?}, {others:?}");
     assert_eq!(allocator.stats().pending_bytes, 0);
@@ -158,10 +158,10 @@ fn exposed_memory_is_out_of_use_where_mappings_are_kept() {
     let device = device(8);
     let builder = Allocator::builder(Arc::clone(&device)).chunk_policy(ChunkPolicy::Fixed(PAGE));
     let allocator = builder.keep_mappings().build().unwrap();
-    let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     let kept = expose(&allocator, block);
     allocator.free(block).unwrap();
-    let next = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let next = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     allocator.check();
     assert!(kept.is_disjoint(&chunks_of(&allocator.pin(next).unwrap())));
     allocator.free(next).unwrap();
@@ -172,7 +172,7 @@ fn exposed_memory_is_out_of_use_where_mappings_are_kept() {
 fn exposed_memory_is_gone_before_a_sleep() {
     let device = device(8);
     let allocator = allocator(&device);
-    let [block, other] = [(); 2].map(|()| allocator.alloc(2 * PAGE, MAIN).unwrap());
+    let [block, other] = [(); 2].map(|()| allocator.alloc_raw(2 * PAGE, MAIN).unwrap());
     let kept = expose(&allocator, block);
     allocator.free(block).unwrap();
     let slept = allocator.sleep(Backup::Pinned).unwrap();
@@ -190,7 +190,7 @@ fn an_exposed_block_may_sleep() {
     for frees_asleep in [false, true] {
         let device = device(8);
         let allocator = allocator(&device);
-        let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
         expose(&allocator, block);
         allocator.sleep(Backup::Pinned).unwrap();
         if frees_asleep {
@@ -201,7 +201,7 @@ fn an_exposed_block_may_sleep() {
         if !frees_asleep {
             allocator.free(block).unwrap();
         }
-        let all = allocator.alloc(8 * PAGE, MAIN).unwrap();
+        let all = allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
         allocator.check();
         assert!(kept.is_disjoint(&held(&allocator)));
         allocator.free(all).unwrap();
@@ -216,15 +216,15 @@ fn a_failure_leaves_exposed_memory_out_of_use() {
         for nth in 0..3 {
             let device = device(8);
             let allocator = allocator(&device);
-            let block = allocator.alloc(3 * PAGE, MAIN).unwrap();
+            let block = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
             let kept = expose(&allocator, block);
             allocator.free(block).unwrap();
             device.arm(Fault::nth(nth, DriverErrorKind::Other).only([call]));
-            let first = allocator.alloc(PAGE, MAIN).unwrap();
+            let first = allocator.alloc_raw(PAGE, MAIN).unwrap();
             allocator.check();
             assert_eq!(device.fired(), 1, "{call:?} {nth}");
             assert!(kept.is_disjoint(&chunks_of(&allocator.pin(first).unwrap())), "{call:?} {nth}");
-            let all = allocator.alloc(7 * PAGE, MAIN).unwrap();
+            let all = allocator.alloc_raw(7 * PAGE, MAIN).unwrap();
             allocator.check();
             assert!(kept.is_disjoint(&held(&allocator)), "{call:?} {nth}");
             [all, first].iter().for_each(|block| allocator.free(*block).unwrap());

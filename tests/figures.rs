@@ -19,7 +19,7 @@ fn allocator() -> (Arc<ModelDriver>, Allocator<ModelDriver>) {
 fn a_snapshot_has_the_requested_sizes() {
     let (_, allocator) = allocator();
     allocator.set_budget(5 * PAGE).unwrap();
-    let block = allocator.alloc(1000, MAIN).unwrap();
+    let block = allocator.alloc_raw(1000, MAIN).unwrap();
     let snapshot = allocator.snapshot();
     assert_eq!((snapshot.budget_bytes, snapshot.page_bytes), (5 * PAGE, PAGE));
     let blocks: Vec<_> = snapshot.regions.iter().flat_map(|region| &region.blocks).collect();
@@ -33,8 +33,8 @@ fn what_waits_has_its_requested_size_and_is_active_with_its_rounding() {
     let (driver, allocator) = allocator();
     let captured = driver.create_stream().unwrap();
     allocator.keep_stream(captured).unwrap();
-    allocator.alloc(100, MAIN).unwrap();
-    let waiting = allocator.alloc(1000, MAIN).unwrap();
+    allocator.alloc_raw(100, MAIN).unwrap();
+    let waiting = allocator.alloc_raw(1000, MAIN).unwrap();
     allocator.record_stream(waiting, captured).unwrap();
     assert_eq!(allocator.stats().figures().active_bytes, 512 + KIB);
     driver.begin_capture(captured);
@@ -51,9 +51,9 @@ fn a_snapshot_lists_the_streams_that_use_a_block() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 2 * PAGE, ..ModelConfig::default() }));
     let (other, third) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let blocks = [(); 2].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let blocks = [(); 2].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
     allocator.free(blocks[1]).unwrap();
-    let reused = allocator.alloc(PAGE / 2, other).unwrap();
+    let reused = allocator.alloc_raw(PAGE / 2, other).unwrap();
     assert_eq!((reused, allocator.stats().borrowed), (blocks[1], 1), "there is no other memory");
     for stream in [other, third, third, MAIN] {
         allocator.record_stream(reused, stream).unwrap();
@@ -72,12 +72,12 @@ fn a_report_names_memory_that_waits() {
     driver.set_external(PAGE);
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     allocator.keep_stream(captured).unwrap();
-    let waiting = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let waiting = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     allocator.record_stream(waiting, captured).unwrap();
     driver.begin_capture(captured);
     allocator.free(waiting).unwrap();
-    let _small = allocator.alloc(100, captured).unwrap();
-    let error = allocator.alloc(3 * PAGE, MAIN).unwrap_err();
+    let _small = allocator.alloc_raw(100, captured).unwrap();
+    let error = allocator.alloc_raw(3 * PAGE, MAIN).unwrap_err();
     let report = error.report().unwrap();
     assert_eq!((report.pending_bytes, report.cached_bytes), (2 * PAGE, PAGE - 512));
     assert_eq!((report.free_bytes, report.obtainable_bytes, report.others_bytes), (4 * PAGE - 512, PAGE, PAGE));
@@ -91,8 +91,8 @@ fn a_report_names_memory_that_waits() {
     let text = report.to_string();
     assert!(text.contains(" 4 MiB waiting for streams"), "{text}");
     driver.end_capture(captured);
-    allocator.alloc(3 * PAGE, MAIN).unwrap();
-    let error = allocator.alloc(PAGE, MAIN).unwrap_err();
+    allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
+    let error = allocator.alloc_raw(PAGE, MAIN).unwrap_err();
     let verdict = error.report().unwrap().verdict();
     assert!(verdict.starts_with("No allocator could have served this: 2 MiB were asked for"), "{verdict}");
 }
@@ -104,12 +104,12 @@ fn a_report_names_whole_pages_that_are_held_beside_blocks() {
     const DEVICE: u64 = 64 << 30;
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: DEVICE, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).build().unwrap();
-    let all = allocator.alloc(DEVICE, MAIN).unwrap();
+    let all = allocator.alloc_raw(DEVICE, MAIN).unwrap();
     allocator.free(all).unwrap();
     let pairs: Vec<_> =
-        (0..400).map(|_| [100 * MIB, 3 * MIB].map(|bytes| allocator.alloc(bytes, MAIN).unwrap())).collect();
+        (0..400).map(|_| [100 * MIB, 3 * MIB].map(|bytes| allocator.alloc_raw(bytes, MAIN).unwrap())).collect();
     pairs.iter().for_each(|[large, _]| allocator.free(*large).unwrap());
-    let error = allocator.alloc(60 << 30, MAIN).unwrap_err();
+    let error = allocator.alloc_raw(60 << 30, MAIN).unwrap_err();
     let report = error.report().unwrap();
     // What is free but neither in free chunks nor in whole pages lies in pages with a live byte.
     let in_used_pages = report.free_bytes - report.obtainable_bytes - report.pinned.whole_page_bytes;
@@ -119,8 +119,8 @@ fn a_report_names_whole_pages_that_are_held_beside_blocks() {
     let live: Vec<_> = pairs.iter().map(|[_, small]| *small).collect();
     live.into_iter().for_each(|block| allocator.free(block).unwrap());
     allocator.trim(0).unwrap();
-    let kept = allocator.alloc(MIB, MAIN).unwrap();
-    let error = allocator.alloc(DEVICE, MAIN).unwrap_err();
+    let kept = allocator.alloc_raw(MIB, MAIN).unwrap();
+    let error = allocator.alloc_raw(DEVICE, MAIN).unwrap_err();
     assert_eq!(error.report().unwrap().pinned.whole_page_bytes, 0, "{error}");
     allocator.free(kept).unwrap();
 }
@@ -134,10 +134,10 @@ fn remapping_counts_what_waits_for_streams() {
     allocator.keep_stream(user).unwrap();
     // A free page, three that wait whole, one of which a part waits and a part is free, one with a live block, and one that is
     // pinned as well.
-    let before = allocator.alloc(PAGE, MAIN).unwrap();
-    let waiting = allocator.alloc(3 * PAGE + PAGE / 2, MAIN).unwrap();
-    let [free, live, beside] = [(); 3].map(|()| allocator.alloc(PAGE / 2, MAIN).unwrap());
-    let pinned = allocator.alloc(PAGE, MAIN).unwrap();
+    let before = allocator.alloc_raw(PAGE, MAIN).unwrap();
+    let waiting = allocator.alloc_raw(3 * PAGE + PAGE / 2, MAIN).unwrap();
+    let [free, live, beside] = [(); 3].map(|()| allocator.alloc_raw(PAGE / 2, MAIN).unwrap());
+    let pinned = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let pin = allocator.pin(pinned).unwrap();
     driver.hold(user);
     for block in [waiting, beside, pinned] {
@@ -150,7 +150,7 @@ fn remapping_counts_what_waits_for_streams() {
     assert_eq!(fragmentation.largest_with_remapping_bytes, (5 + 2) * PAGE, "{fragmentation:?}");
     driver.resume(user);
     assert_eq!(allocator.stats().fragmentation, fragmentation, "nobody has asked the stream");
-    let all = allocator.alloc(fragmentation.largest_with_remapping_bytes, MAIN).unwrap();
+    let all = allocator.alloc_raw(fragmentation.largest_with_remapping_bytes, MAIN).unwrap();
     for block in [all, live] {
         allocator.free(block).unwrap();
     }
@@ -162,7 +162,7 @@ fn remapping_counts_what_waits_for_streams() {
 fn small_blocks_are_below_64_kib() {
     let (_, allocator) = allocator();
     for (bytes, kind) in [(64 * KIB - 512, RegionKind::Small), (64 * KIB, RegionKind::Large)] {
-        let block = allocator.alloc(bytes, MAIN).unwrap();
+        let block = allocator.alloc_raw(bytes, MAIN).unwrap();
         let snapshot = allocator.snapshot();
         let holds = |region: &&RegionSnapshot| (region.addr..region.addr.offset(region.bytes)).contains(&block);
         assert_eq!(snapshot.regions.iter().find(holds).unwrap().kind, kind);
@@ -173,24 +173,24 @@ fn small_blocks_are_below_64_kib() {
 fn fragmentation_is_measured_with_and_without_remapping() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 6 * PAGE, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let blocks = [(); 5].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let blocks = [(); 5].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
     for number in [0, 2, 3] {
         allocator.free(blocks[number]).unwrap();
     }
     let fragmentation = allocator.stats().fragmentation;
     assert_eq!(fragmentation.largest_cached_bytes, 2 * PAGE);
     assert_eq!((fragmentation.free_bytes, fragmentation.largest_with_remapping_bytes), (4 * PAGE, 4 * PAGE));
-    allocator.alloc(4 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
 }
 
 #[test]
 fn a_report_counts_free_pages() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 6 * PAGE, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let blocks = [(); 5].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let blocks = [(); 5].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
     allocator.free(blocks[1]).unwrap();
     allocator.free(blocks[3]).unwrap();
-    let error = allocator.alloc(4 * PAGE, MAIN).unwrap_err();
+    let error = allocator.alloc_raw(4 * PAGE, MAIN).unwrap_err();
     let report = error.report().unwrap();
     assert_eq!((report.free_bytes, report.obtainable_bytes, report.live_bytes), (3 * PAGE, 3 * PAGE, 3 * PAGE));
 }
@@ -199,15 +199,15 @@ fn a_report_counts_free_pages() {
 fn chunks_that_move_are_counted() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 4 * PAGE, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let blocks = [(); 4].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
     let moved = || (allocator.stats().harvested_chunks, allocator.stats().reused_views);
     allocator.free(blocks[0]).unwrap();
     allocator.free(blocks[2]).unwrap();
-    let joined = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let joined = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     assert_eq!(moved(), (2, 0));
     allocator.free(joined).unwrap();
     allocator.free(blocks[1]).unwrap();
-    assert_eq!(allocator.alloc(3 * PAGE, MAIN).unwrap(), blocks[0], "both chunks are still mapped there");
+    assert_eq!(allocator.alloc_raw(3 * PAGE, MAIN).unwrap(), blocks[0], "both chunks are still mapped there");
     assert_eq!(moved(), (4, 2));
 }
 
@@ -215,7 +215,7 @@ fn chunks_that_move_are_counted() {
 fn sizes_are_counted_by_powers_of_two() {
     let (_, allocator) = allocator();
     for bytes in [0, 100, 512, 1024, 3 * KIB, PAGE] {
-        allocator.alloc(bytes, MAIN).unwrap();
+        allocator.alloc_raw(bytes, MAIN).unwrap();
     }
     let sizes: Vec<_> = allocator.stats().sizes.iter().map(|range| (range.from_bytes, range.allocs)).collect();
     assert_eq!(sizes, [(512, 3), (KIB, 1), (2 * KIB, 1), (PAGE, 1)]);
@@ -224,7 +224,7 @@ fn sizes_are_counted_by_powers_of_two() {
 #[test]
 fn peaks_can_be_reset() {
     let (_, allocator) = allocator();
-    let blocks = [3 * PAGE, PAGE].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let blocks = [3 * PAGE, PAGE].map(|bytes| allocator.alloc_raw(bytes, MAIN).unwrap());
     allocator.free(blocks[0]).unwrap();
     allocator.trim(0).unwrap();
     let peaks = || {
@@ -239,7 +239,7 @@ fn peaks_can_be_reset() {
 #[test]
 fn a_trim_keeps_the_requested_bytes() {
     let (_, allocator) = allocator();
-    let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let blocks = [(); 4].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
     blocks.iter().for_each(|block| allocator.free(*block).unwrap());
     for (keep, released, held) in [(4 * PAGE, 0, 4), (2 * PAGE, 2, 2), (2 * PAGE - 1, 1, 1), (0, 1, 0)] {
         let trimmed = allocator.trim(keep).unwrap();
@@ -251,7 +251,7 @@ fn a_trim_keeps_the_requested_bytes() {
 fn leaks_are_listed() {
     let (driver, allocator) = allocator();
     let other = driver.create_stream().unwrap();
-    let blocks = [(KIB, MAIN), (2 * KIB, other)].map(|(bytes, stream)| allocator.alloc(bytes, stream).unwrap());
+    let blocks = [(KIB, MAIN), (2 * KIB, other)].map(|(bytes, stream)| allocator.alloc_raw(bytes, stream).unwrap());
     let error = allocator.close().unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("2 allocations of 3 KiB were never freed; 1 KiB at "), "{text}");

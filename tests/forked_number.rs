@@ -35,14 +35,15 @@ fn a_forked_process_of_the_same_number_gets_an_error() {
 fn forks_its_like() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
     let allocator = Allocator::builder(driver).build().unwrap();
-    let block = allocator.alloc(4 << 20, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc_raw(4 << 20, StreamId::DEFAULT).unwrap();
     // SAFETY: the calling thread's children are in a new namespace from now on.
     assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWPID) }, 0);
     // SAFETY: the child uses its copy of this process, and ends without running what is registered to run at the end.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let number = std::process::id();
-        let refused = matches!(allocator.alloc(8 << 20, StreamId::DEFAULT), Err(AllocError::Forked { built_in: 1 }));
+        let refused =
+            matches!(allocator.alloc_raw(8 << 20, StreamId::DEFAULT), Err(AllocError::Forked { built_in: 1 }));
         // SAFETY: ends this process.
         unsafe { libc::_exit(i32::from(!(number == 1 && refused))) };
     }

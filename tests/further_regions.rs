@@ -23,9 +23,9 @@ fn full_region() -> (Allocator<ModelDriver>, DeviceAddr) {
         .build()
         .unwrap();
     allocator.keep_stream(other).unwrap();
-    let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
+    let alloc = |pages, stream| allocator.alloc_raw(pages * PAGE, stream).unwrap();
     for stream in [MAIN, other] {
-        allocator.alloc(1, stream).unwrap();
+        allocator.alloc_raw(1, stream).unwrap();
     }
     let [_first, gap, _last] = [alloc(1, MAIN), alloc(4, MAIN), alloc(REGION_PAGES - 5, MAIN)];
     allocator.free(gap).unwrap();
@@ -49,16 +49,16 @@ fn more_than_a_region() -> Builder<ModelDriver> {
 fn a_region_is_added_when_addresses_run_out() {
     let (allocator, gap) = full_region();
     let regions = allocator.snapshot().regions.len();
-    let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     assert_ne!(block, gap);
     assert_eq!((allocator.snapshot().regions.len(), allocator.stats().host_waits), (regions + 1, 0));
     allocator.check();
     // Free memory in the new region is found, but the first region is tried first.
     allocator.free(block).unwrap();
-    assert_eq!(allocator.alloc(6 * PAGE, MAIN).unwrap(), block);
+    assert_eq!(allocator.alloc_raw(6 * PAGE, MAIN).unwrap(), block);
     assert_eq!(allocator.snapshot().regions.len(), regions + 1);
     allocator.free(block).unwrap();
-    let small = allocator.alloc(PAGE, MAIN).unwrap();
+    let small = allocator.alloc_raw(PAGE, MAIN).unwrap();
     assert_eq!(small, block);
     allocator.check();
 }
@@ -69,7 +69,7 @@ fn a_region_is_added_when_addresses_run_out() {
 fn chunks_are_counted_wherever_they_are() {
     for idle in [false, true] {
         let allocator = more_than_a_region().build().unwrap();
-        let alloc = |pages| allocator.alloc(pages * PAGE, MAIN);
+        let alloc = |pages| allocator.alloc_raw(pages * PAGE, MAIN);
         alloc(32).unwrap();
         if idle {
             let mut range = allocator.reserve_range(4 * PAGE).unwrap();
@@ -89,7 +89,7 @@ fn chunks_are_counted_wherever_they_are() {
 #[test]
 fn epochs_are_renumbered_in_all_regions() {
     let allocator = more_than_a_region().epoch_limit(8).build().unwrap();
-    let [_region, further] = [32, 4].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
+    let [_region, further] = [32, 4].map(|pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap());
     assert_eq!(allocator.snapshot().regions.len(), 2);
     let stream = allocator.watch_stream(MAIN).unwrap();
     let seal = || assert!(stream.mark().has_passed().unwrap());
@@ -107,10 +107,10 @@ fn blocks_of_further_regions_are_reused_across_streams() {
     let allocator = more_than_a_region().build().unwrap();
     let other = allocator.driver().create_stream().unwrap();
     let [_region, _before, lent] =
-        [32 * PAGE, 2 * PAGE + PAGE / 2, PAGE + PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+        [32 * PAGE, 2 * PAGE + PAGE / 2, PAGE + PAGE / 2].map(|bytes| allocator.alloc_raw(bytes, MAIN).unwrap());
     assert_eq!((allocator.snapshot().regions.len(), allocator.stats().reserved_bytes), (2, 36 * PAGE));
     allocator.free(lent).unwrap();
-    assert_eq!(allocator.alloc(PAGE + PAGE / 4, other).unwrap(), lent);
+    assert_eq!(allocator.alloc_raw(PAGE + PAGE / 4, other).unwrap(), lent);
     assert_eq!(allocator.stats().borrowed, 1);
     allocator.check();
 }
@@ -121,7 +121,7 @@ fn no_region_is_added_if_it_would_not_help() {
     let (allocator, _) = full_region();
     let regions = allocator.snapshot().regions.len();
     for _ in 0..2 {
-        allocator.alloc_aligned(4 * PAGE, 1 << 36, MAIN).unwrap_err();
+        allocator.alloc_raw_aligned(4 * PAGE, 1 << 36, MAIN).unwrap_err();
     }
     assert_eq!(allocator.snapshot().regions.len(), regions);
     allocator.check();
@@ -135,7 +135,7 @@ fn a_chunk_is_recreated_if_there_are_no_more_addresses() {
     for bytes in (0..64).map(|halvings| (1u64 << 63) >> halvings).take_while(|bytes| *bytes >= PAGE) {
         while allocator.driver().reserve(bytes, PAGE).is_ok() {}
     }
-    assert_eq!(allocator.alloc(4 * PAGE, MAIN).unwrap(), gap);
+    assert_eq!(allocator.alloc_raw(4 * PAGE, MAIN).unwrap(), gap);
     assert_eq!(allocator.stats().host_waits, 1);
     allocator.check();
 }
@@ -167,7 +167,7 @@ fn an_adversary_that_fragments_addresses() {
             live = kept;
             let used: u64 = live.iter().map(|(_, pages)| pages).sum();
             for _ in 0..(budget - used) / size {
-                live.push((allocator.alloc(size * PAGE, MAIN).unwrap(), size));
+                live.push((allocator.alloc_raw(size * PAGE, MAIN).unwrap(), size));
             }
             allocator.check();
         }
@@ -188,7 +188,7 @@ fn a_view_in_use_is_not_unmapped_for_its_addresses() {
         .region_bytes(REGION_PAGES * PAGE)
         .build()
         .unwrap();
-    let alloc = |pages| allocator.alloc(pages * PAGE, MAIN).unwrap();
+    let alloc = |pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap();
     let [first, between, second, third, _last] = [8, 1, 7, 8, 8].map(alloc);
     driver.hold(MAIN);
     for (block, pages) in [(first, 8), (second, 7)] {

@@ -116,11 +116,11 @@ fn those_that_stay_go_on_hearing_when_one_is_removed() {
                 allocator.listeners().add(listener).unwrap()
             })
             .collect();
-        let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
         assert_eq!(allocator.listeners().remove(ids[gone]), Ok(true));
         assert_eq!(allocator.listeners().remove(ids[gone]), Ok(false));
         let removed = ears.remove(gone);
-        let other = allocator.alloc(4 * PAGE, MAIN).unwrap();
+        let other = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
         assert_eq!(ears.iter().map(|ears| ears.bytes() / PAGE).collect::<Vec<_>>(), [6, 6], "without {gone}");
         for block in [block, other] {
             allocator.free(block).unwrap();
@@ -138,12 +138,12 @@ fn every_mapping_is_notified_and_every_unmap_before_it_happens() {
     let allocator = allocator(&device);
     let ears = listening(&allocator);
     let agrees = |when: &str| assert_eq!(ears.bytes(), device.inner().usage().mappings as u64 * PAGE, "{when}");
-    let blocks: Vec<_> = (0..4).map(|_| allocator.alloc(4 * PAGE, MAIN).unwrap()).collect();
+    let blocks: Vec<_> = (0..4).map(|_| allocator.alloc_raw(4 * PAGE, MAIN).unwrap()).collect();
     agrees("mapped");
     allocator.free(blocks[0]).unwrap();
     allocator.free(blocks[2]).unwrap();
     // Remapped: mapped a second time, and the first mappings stay.
-    let joined = allocator.alloc(8 * PAGE, MAIN).unwrap();
+    let joined = allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
     assert_eq!(ears.bytes(), 24 * PAGE);
     agrees("remapped");
     allocator.free(joined).unwrap();
@@ -171,16 +171,16 @@ fn a_refused_mapping_is_undone() {
         let allocator = allocator(&device);
         let first = listening(&allocator);
         let second = listening(&allocator);
-        let kept = allocator.alloc(PAGE, MAIN).unwrap();
+        let kept = allocator.alloc_raw(PAGE, MAIN).unwrap();
         second.set_to_map(answer);
         // The third mapping of four.
         *second.only.lock().unwrap() = Some(kept.offset(3 * PAGE));
-        assert_eq!(kind(allocator.alloc(4 * PAGE, MAIN)), DriverErrorKind::Refused);
+        assert_eq!(kind(allocator.alloc_raw(4 * PAGE, MAIN)), DriverErrorKind::Refused);
         let usage = device.inner().usage();
         assert_eq!((usage.mappings, usage.bytes), (1, PAGE), "nothing has changed");
         assert_eq!((first.bytes(), second.bytes()), (PAGE, PAGE), "both know of it");
         second.set_to_map(Answer::Yes);
-        allocator.alloc(4 * PAGE, MAIN).unwrap();
+        allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
         assert_eq!((first.bytes(), second.bytes()), (5 * PAGE, 5 * PAGE));
         allocator.check();
     }
@@ -192,7 +192,7 @@ fn what_a_listener_wants_to_keep_is_not_unmapped() {
         let device = device(16);
         let allocator = allocator(&device);
         let (first, second) = (listening(&allocator), listening(&allocator));
-        let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
         allocator.free(block).unwrap();
         second.set_to_unmap(answer);
         *second.only.lock().unwrap() = Some(block.offset(PAGE));
@@ -212,7 +212,7 @@ fn a_growth_goes_another_way_when_a_listener_refuses() {
     let allocator = allocator(&device);
     let ears = listening(&allocator);
     let mut range = allocator.reserve_range(8 * PAGE).unwrap();
-    let block = allocator.alloc(8 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
     allocator.free(block).unwrap();
     ears.set_to_unmap(Answer::No);
     *ears.only.lock().unwrap() = Some(block);
@@ -230,15 +230,15 @@ fn stale_mappings_that_are_kept_do_not_stop_others_from_going() {
     let builder = Allocator::builder(Arc::clone(&device)).chunk_policy(ChunkPolicy::Fixed(PAGE)).mapping_limit(12);
     let allocator = builder.build().unwrap();
     let ears = listening(&allocator);
-    let blocks: Vec<_> = (0..8).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let blocks: Vec<_> = (0..8).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
     blocks.iter().step_by(2).for_each(|block| allocator.free(*block).unwrap());
-    let joined = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let joined = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     assert_eq!(ears.bytes(), 12 * PAGE, "at the limit");
     ears.set_to_unmap(Answer::No);
     *ears.only.lock().unwrap() = Some(blocks[0]);
     allocator.free(joined).unwrap();
     blocks.iter().skip(1).step_by(2).for_each(|block| allocator.free(*block).unwrap());
-    allocator.alloc(8 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
     assert!(ears.mapped.lock().unwrap().contains_key(&blocks[0]));
     allocator.check();
 }
@@ -248,7 +248,7 @@ fn what_is_refused_at_the_end_stays_mapped() {
     let device = device(8);
     let allocator = allocator(&device);
     let ears = listening(&allocator);
-    let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     allocator.free(block).unwrap();
     ears.set_to_unmap(Answer::No);
     *ears.only.lock().unwrap() = Some(block);
@@ -267,7 +267,7 @@ fn what_a_listener_says_is_in_the_error() {
     let ears = listening(&allocator);
     for (answer, text) in [(Answer::No, "not now"), (Answer::Panic, "it panicked: on purpose")] {
         ears.set_to_map(answer);
-        let error = allocator.alloc(PAGE, MAIN).unwrap_err().to_string();
+        let error = allocator.alloc_raw(PAGE, MAIN).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     }
 }
@@ -277,7 +277,7 @@ fn listeners_know_when_the_driver_refuses() {
     let device = device(8);
     let allocator = allocator(&device);
     let ears = listening(&allocator);
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.free(block).unwrap();
     device.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Unmap]));
     assert_eq!(kind(allocator.trim(0)), DriverErrorKind::Other);
@@ -287,13 +287,13 @@ fn listeners_know_when_the_driver_refuses() {
     // No access: not usable yet, so nobody is notified.
     let heard = ears.heard.load(Ordering::Relaxed);
     device.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::SetAccess]));
-    assert_eq!(kind(allocator.alloc(PAGE, MAIN)), DriverErrorKind::Other);
+    assert_eq!(kind(allocator.alloc_raw(PAGE, MAIN)), DriverErrorKind::Other);
     assert_eq!(ears.heard.load(Ordering::Relaxed), heard);
     // A listener refuses, and the driver does not take the mapping back: those who knew of it know that it stays.
     let second = listening(&allocator);
     second.set_to_map(Answer::No);
     device.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Unmap]));
-    assert_eq!(kind(allocator.alloc(PAGE, MAIN)), DriverErrorKind::Refused);
+    assert_eq!(kind(allocator.alloc_raw(PAGE, MAIN)), DriverErrorKind::Refused);
     assert_eq!((ears.bytes(), second.bytes()), (PAGE, 0));
     device.disarm();
     allocator.check();
@@ -306,11 +306,11 @@ fn a_mapping_whose_end_is_refused_twice_is_never_used() {
     let (first, second) = (listening(&allocator), listening(&allocator));
     first.set_to_unmap(Answer::No);
     second.set_to_map(Answer::No);
-    assert_eq!(kind(allocator.alloc(PAGE, MAIN)), DriverErrorKind::Refused);
+    assert_eq!(kind(allocator.alloc_raw(PAGE, MAIN)), DriverErrorKind::Refused);
     let mapped = *first.mapped.lock().unwrap().first_key_value().expect("it stays, and the first knows").0;
     first.set_to_unmap(Answer::Yes);
     second.set_to_map(Answer::Yes);
-    assert_ne!(allocator.alloc(PAGE, MAIN).unwrap(), mapped);
+    assert_ne!(allocator.alloc_raw(PAGE, MAIN).unwrap(), mapped);
     allocator.check();
 }
 
@@ -326,7 +326,7 @@ impl MapListener for Greedy {
     fn on_map(&self, _: MappedRange) -> Result<(), Refusal> {
         let Some(allocator) = self.allocator.get() else { return Ok(()) };
         self.tried.store(true, Ordering::Relaxed);
-        assert!(matches!(allocator.alloc(64 * PAGE, MAIN), Err(AllocError::InListener(_))));
+        assert!(matches!(allocator.alloc_raw(64 * PAGE, MAIN), Err(AllocError::InListener(_))));
         assert!(matches!(allocator.trim(0), Err(AllocError::InListener(_))));
         assert!(matches!(allocator.set_budget(0), Err(AllocError::InListener(_))));
         assert!(matches!(allocator.reserve_range(PAGE), Err(AllocError::InListener(_))));
@@ -335,7 +335,7 @@ impl MapListener for Greedy {
         assert!(error.to_string().contains("while it is being notified"), "{error}");
         assert!(allocator.stats().reserved_bytes >= PAGE);
         // Cached memory takes no lock that is held.
-        if let Ok(block) = allocator.alloc(512, MAIN) {
+        if let Ok(block) = allocator.alloc_raw(512, MAIN) {
             allocator.free(block).unwrap();
             self.cached.store(true, Ordering::Relaxed);
         }
@@ -353,16 +353,16 @@ impl MapListener for Greedy {
 fn an_allocation_in_a_callback_is_refused() {
     let device = device(64);
     let allocator = allocator(&device);
-    allocator.alloc(512, MAIN).unwrap();
+    allocator.alloc_raw(512, MAIN).unwrap();
     let greedy = Arc::new(Greedy::default());
     let id = allocator.listeners().add(Arc::<Greedy>::clone(&greedy)).unwrap();
     greedy.allocator.set(allocator.clone()).unwrap();
-    allocator.alloc(4 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     assert!(greedy.tried.load(Ordering::Relaxed) && greedy.cached.load(Ordering::Relaxed));
     assert_eq!(allocator.listeners().remove(id), Ok(true));
     assert_eq!(allocator.listeners().remove(id), Ok(false));
     greedy.tried.store(false, Ordering::Relaxed);
-    allocator.alloc(4 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     assert!(!greedy.tried.load(Ordering::Relaxed));
     // Outside again: the thread may do what it likes.
     allocator.trim(0).unwrap();
@@ -374,8 +374,8 @@ fn allocators_may_share_their_listeners() {
     let one = allocator(&device);
     let other = Allocator::builder(Arc::clone(&device)).listeners(Arc::clone(one.listeners())).build().unwrap();
     let ears = listening(&one);
-    one.alloc(PAGE, MAIN).unwrap();
-    other.alloc(PAGE, MAIN).unwrap();
+    one.alloc_raw(PAGE, MAIN).unwrap();
+    other.alloc_raw(PAGE, MAIN).unwrap();
     assert_eq!(ears.mapped.lock().unwrap().len(), 2);
     assert_eq!(device.ordinal(), 0);
 }
@@ -387,7 +387,7 @@ fn work_has_completed_before_a_listener_is_notified() {
     let allocator = allocator(&device);
     let stream = device.create_stream().unwrap();
     allocator.keep_stream(stream).unwrap();
-    let block = allocator.alloc(4 * PAGE, stream).unwrap();
+    let block = allocator.alloc_raw(4 * PAGE, stream).unwrap();
     device.fill(stream, block, 4 * PAGE, 1).unwrap();
     device.hold(stream);
     allocator.free(block).unwrap();

@@ -14,8 +14,8 @@ fn allocator() -> Allocator<Driver> {
     let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
     let allocator =
         Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).budget(64 * PAGE).build().unwrap();
-    let free = allocator.alloc(4 * PAGE, StreamId::DEFAULT).unwrap();
-    allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+    let free = allocator.alloc_raw(4 * PAGE, StreamId::DEFAULT).unwrap();
+    allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap();
     allocator.free(free).unwrap();
     allocator
 }
@@ -27,13 +27,13 @@ fn is_lost<T: std::fmt::Debug>(result: Result<T, AllocError>) -> bool {
 /// Every way into the slow path fails with the loss, and none of them calls the driver.
 fn assert_lost(allocator: &Allocator<Driver>) {
     let before = allocator.stats().driver_calls;
-    assert!(is_lost(allocator.alloc(32 * PAGE, StreamId::DEFAULT)));
+    assert!(is_lost(allocator.alloc_raw(32 * PAGE, StreamId::DEFAULT)));
     assert!(is_lost(allocator.trim(0)));
     assert!(is_lost(allocator.set_budget(PAGE)));
     assert!(is_lost(allocator.reserve_range(PAGE)));
     assert_eq!(allocator.stats().driver_calls, before);
     assert_eq!(allocator.budget(), PAGE, "the new budget holds all the same");
-    assert!(allocator.alloc(PAGE, StreamId::DEFAULT).is_ok(), "cached memory needs no driver");
+    assert!(allocator.alloc_raw(PAGE, StreamId::DEFAULT).is_ok(), "cached memory needs no driver");
 }
 
 fn lose(allocator: &Allocator<Driver>, call: DriverCall) {
@@ -44,7 +44,7 @@ fn lose(allocator: &Allocator<Driver>, call: DriverCall) {
 fn a_growth_that_loses_the_device_is_remembered() {
     let allocator = allocator();
     lose(&allocator, DriverCall::Create);
-    assert!(is_lost(allocator.alloc(32 * PAGE, StreamId::DEFAULT)));
+    assert!(is_lost(allocator.alloc_raw(32 * PAGE, StreamId::DEFAULT)));
     allocator.driver().disarm();
     assert_lost(&allocator);
 }

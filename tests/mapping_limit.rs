@@ -15,7 +15,7 @@ fn mappings_after(limit: usize, driver_limit: usize) -> u64 {
     let driver = Arc::new(ModelDriver::new(config));
     let allocator =
         Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).mapping_limit(limit).build().unwrap();
-    let alloc = |pages| allocator.alloc(pages * PAGE, StreamId::DEFAULT).unwrap();
+    let alloc = |pages| allocator.alloc_raw(pages * PAGE, StreamId::DEFAULT).unwrap();
     let pages: Vec<_> = (0..4).map(|_| alloc(1)).collect();
     allocator.free(pages[0]).unwrap();
     allocator.free(pages[2]).unwrap();
@@ -42,14 +42,14 @@ fn views_in_use_are_not_removed_for_the_limit() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 5 * PAGE, ..ModelConfig::default() }));
     let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).mapping_limit(6);
     let (allocator, stream) = (builder.build().unwrap(), StreamId::DEFAULT);
-    let pages: Vec<_> = (0..4).map(|_| allocator.alloc(PAGE, stream).unwrap()).collect();
+    let pages: Vec<_> = (0..4).map(|_| allocator.alloc_raw(PAGE, stream).unwrap()).collect();
     driver.hold(stream);
     for page in [pages[0], pages[2]] {
         driver.fill(stream, page, PAGE, 1).unwrap();
         allocator.free(page).unwrap();
     }
-    allocator.alloc(2 * PAGE, stream).unwrap();
-    allocator.alloc(PAGE, stream).unwrap();
+    allocator.alloc_raw(2 * PAGE, stream).unwrap();
+    allocator.alloc_raw(PAGE, stream).unwrap();
     assert_eq!((allocator.stats().mappings, allocator.stats().host_waits), (7, 0));
     allocator.check();
     driver.complete(stream);
@@ -73,7 +73,7 @@ fn at_the_drivers_limit(captured: bool) -> (Arc<ModelDriver>, Allocator<ModelDri
     let driver = Arc::new(ModelDriver::new(config));
     let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
     let allocator = builder.slack(1.0).build().unwrap();
-    let pages: Vec<_> = (0..4).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let pages: Vec<_> = (0..4).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
     driver.hold(MAIN);
     for page in [pages[0], pages[2]] {
         driver.fill(MAIN, page, PAGE, 1).unwrap();
@@ -82,7 +82,7 @@ fn at_the_drivers_limit(captured: bool) -> (Arc<ModelDriver>, Allocator<ModelDri
     if captured {
         driver.begin_capture(MAIN);
     }
-    allocator.alloc(2 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     assert_eq!((allocator.stats().mappings, allocator.stats().host_waits), (6, 0));
     (driver, allocator)
 }
@@ -91,7 +91,7 @@ fn at_the_drivers_limit(captured: bool) -> (Arc<ModelDriver>, Allocator<ModelDri
 #[test]
 fn at_the_drivers_limit_the_host_waits_for_stale_views() {
     let (_, allocator) = at_the_drivers_limit(false);
-    allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.alloc_raw(PAGE, MAIN).unwrap();
     assert_eq!((allocator.stats().mappings, allocator.stats().host_waits), (5, 1));
     allocator.check();
 }
@@ -100,11 +100,11 @@ fn at_the_drivers_limit_the_host_waits_for_stale_views() {
 #[test]
 fn a_capture_is_not_waited_for_to_make_room() {
     let (driver, allocator) = at_the_drivers_limit(true);
-    assert_eq!(out_of_mappings(allocator.alloc(PAGE, MAIN)), 6);
+    assert_eq!(out_of_mappings(allocator.alloc_raw(PAGE, MAIN)), 6);
     assert_eq!((allocator.reserved_bytes(), allocator.stats().host_waits), (4 * PAGE, 0));
     allocator.check();
     driver.end_capture(MAIN);
-    allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.check();
 }
 
@@ -146,11 +146,11 @@ impl MapListener for Holder {
 fn what_a_listener_keeps_makes_no_room() {
     let (_, allocator) = at_the_drivers_limit(false);
     let holder = allocator.listeners().add(Arc::new(Holder)).unwrap();
-    assert_eq!(out_of_mappings(allocator.alloc(PAGE, MAIN)), 6);
-    assert_eq!(out_of_mappings(allocator.alloc(PAGE, MAIN)), 6);
+    assert_eq!(out_of_mappings(allocator.alloc_raw(PAGE, MAIN)), 6);
+    assert_eq!(out_of_mappings(allocator.alloc_raw(PAGE, MAIN)), 6);
     assert_eq!(allocator.stats().host_waits, 1);
     allocator.listeners().remove(holder).unwrap();
-    allocator.alloc(PAGE, MAIN).unwrap();
+    allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.check();
 }
 
@@ -159,7 +159,7 @@ fn what_a_listener_keeps_makes_no_room() {
 fn too_many_live_mappings_are_an_error_of_their_own() {
     let driver = Arc::new(ModelDriver::new(ModelConfig { max_mappings: 2, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let alloc = || allocator.alloc(PAGE, StreamId::DEFAULT);
+    let alloc = || allocator.alloc_raw(PAGE, StreamId::DEFAULT);
     let blocks = [alloc().unwrap(), alloc().unwrap()];
     assert_eq!(out_of_mappings(alloc()), 2);
     allocator.check();
@@ -186,7 +186,7 @@ fn no_request_pays_for_the_views_of_all_others() {
             live -= pages;
         }
         let (before, unmapped) = (calls(), allocator.stats().driver_calls[DriverCall::Unmap]);
-        held.push_back((allocator.alloc(pages * PAGE, StreamId::DEFAULT).unwrap(), pages));
+        held.push_back((allocator.alloc_raw(pages * PAGE, StreamId::DEFAULT).unwrap(), pages));
         live += pages;
         assert!(calls() - before <= 10 * pages, "{} calls for {pages} pages in round {round}", calls() - before);
         assert!(allocator.stats().mappings <= LIMIT as u64);

@@ -21,13 +21,13 @@ fn a_block_recorded_on_its_own_stream_is_reusable_at_once() {
     let (driver, allocator) = allocator(4);
     let other = driver.create_stream().unwrap();
     for home in [MAIN, other] {
-        let block = allocator.alloc(PAGE, home).unwrap();
+        let block = allocator.alloc_raw(PAGE, home).unwrap();
         let calls = allocator.stats().driver_calls;
         for _ in 0..3 {
             allocator.record_stream(block, home).unwrap();
             allocator.free(block).unwrap();
             assert_eq!(allocator.stats().pending_bytes, 0);
-            assert_eq!(allocator.alloc(PAGE, home).unwrap(), block);
+            assert_eq!(allocator.alloc_raw(PAGE, home).unwrap(), block);
         }
         assert_eq!(allocator.stats().driver_calls, calls);
     }
@@ -38,7 +38,7 @@ fn a_block_that_others_use_waits_for_them_only() {
     let (driver, allocator) = allocator(4);
     let other = driver.create_stream().unwrap();
     for streams in [[MAIN, other], [other, MAIN]] {
-        let block = allocator.alloc(PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
         for stream in streams {
             allocator.record_stream(block, stream).unwrap();
         }
@@ -59,9 +59,9 @@ fn a_block_that_others_use_waits_for_them_only() {
 fn the_owner_of_a_reused_block_is_another_stream() {
     let (driver, allocator) = allocator(1);
     let other = driver.create_stream().unwrap();
-    let reused = allocator.alloc(PAGE, MAIN).unwrap();
+    let reused = allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.free(reused).unwrap();
-    assert_eq!(allocator.alloc(PAGE, other).unwrap(), reused);
+    assert_eq!(allocator.alloc_raw(PAGE, other).unwrap(), reused);
     allocator.record_stream(reused, MAIN).unwrap();
     let snapshot = allocator.snapshot();
     let block = snapshot.regions.iter().flat_map(|region| &region.blocks).find(|block| block.addr == reused).unwrap();
@@ -71,7 +71,7 @@ fn the_owner_of_a_reused_block_is_another_stream() {
 #[test]
 fn what_is_not_live_is_refused_on_its_own_stream_too() {
     let (_, allocator) = allocator(4);
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.free(block).unwrap();
     for addr in [block, block.offset(512)] {
         assert!(matches!(allocator.record_stream(addr, MAIN), Err(FreeError::NotAllocated { .. })));
@@ -82,22 +82,22 @@ fn what_is_not_live_is_refused_on_its_own_stream_too() {
 fn cached_memory_is_handed_out_without_a_driver_call() {
     let (driver, allocator) = allocator(4);
     let other = driver.create_stream().unwrap();
-    assert_eq!(allocator.alloc_cached(PAGE, 1, MAIN), None, "nothing is cached, and the stream is not known");
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
-    assert_eq!(allocator.alloc_cached(PAGE, 1, MAIN), None, "nothing is free");
+    assert_eq!(allocator.alloc_raw_cached(PAGE, 1, MAIN), None, "nothing is cached, and the stream is not known");
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
+    assert_eq!(allocator.alloc_raw_cached(PAGE, 1, MAIN), None, "nothing is free");
     allocator.free(block).unwrap();
     let calls = driver.calls();
-    assert_eq!(allocator.alloc_cached(PAGE + 1, 1, MAIN), None, "too little is free");
-    assert_eq!(allocator.alloc_cached(PAGE, 3, MAIN), None, "3 is no power of two");
-    assert_eq!(allocator.alloc_cached(PAGE, 4096, MAIN), Some(block));
+    assert_eq!(allocator.alloc_raw_cached(PAGE + 1, 1, MAIN), None, "too little is free");
+    assert_eq!(allocator.alloc_raw_cached(PAGE, 3, MAIN), None, "3 is no power of two");
+    assert_eq!(allocator.alloc_raw_cached(PAGE, 4096, MAIN), Some(block));
     allocator.free(block).unwrap();
     assert_eq!(driver.calls(), calls);
     // A stream that is not kept could be another one by now: the driver would have to be asked.
-    let block = allocator.alloc(2 * PAGE, other).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, other).unwrap();
     allocator.free(block).unwrap();
-    assert_eq!(allocator.alloc_cached(2 * PAGE, 1, other), None);
+    assert_eq!(allocator.alloc_raw_cached(2 * PAGE, 1, other), None);
     allocator.keep_stream(other).unwrap();
-    assert_eq!(allocator.alloc_cached(2 * PAGE, 1, other), Some(block));
+    assert_eq!(allocator.alloc_raw_cached(2 * PAGE, 1, other), Some(block));
     allocator.free(block).unwrap();
     allocator.check();
 }

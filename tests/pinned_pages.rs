@@ -24,13 +24,13 @@ fn half_emptied(history: Device, device: u64, large: u64, small: u64) -> (Alloca
     let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: device, ..ModelConfig::default() }));
     let allocator = Allocator::builder(driver).build().unwrap();
     if let Device::Used = history {
-        let blocks: Vec<_> = std::iter::from_fn(|| allocator.alloc(GIB, MAIN).ok()).collect();
+        let blocks: Vec<_> = std::iter::from_fn(|| allocator.alloc_raw(GIB, MAIN).ok()).collect();
         blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
     }
     let (mut large_blocks, mut small_blocks) = (Vec::new(), Vec::new());
-    while let Ok(block) = allocator.alloc(large, MAIN) {
+    while let Ok(block) = allocator.alloc_raw(large, MAIN) {
         large_blocks.push(block);
-        small_blocks.extend(allocator.alloc(small, MAIN));
+        small_blocks.extend(allocator.alloc_raw(small, MAIN));
     }
     large_blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
     let pages_of = |addr: u64| addr / PAGE..(addr + small).div_ceil(PAGE);
@@ -41,7 +41,7 @@ fn half_emptied(history: Device, device: u64, large: u64, small: u64) -> (Alloca
 /// Asks for 95 % of the whole free pages.
 fn assert_free_pages_are_served(history: Device, device: u64, large: u64, small: u64) {
     let (allocator, free_pages) = half_emptied(history, device, large, small);
-    if let Err(error) = allocator.alloc(free_pages * 95 / 100 * PAGE, MAIN) {
+    if let Err(error) = allocator.alloc_raw(free_pages * 95 / 100 * PAGE, MAIN) {
         panic!("{history:?}, {} GiB, pairs of {} MiB and {} KiB: {error}", device / GIB, large / MIB, small / KIB);
     }
     allocator.check();

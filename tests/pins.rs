@@ -27,7 +27,7 @@ fn chunks_at(allocator: &Allocator<ModelDriver>, addr: gapless::DeviceAddr, page
 fn a_pinned_block_stays_until_its_last_pin_is_gone() {
     let device = device(8);
     let allocator = allocator(&device);
-    let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     let before = chunks_at(&allocator, block, 4);
     let (one, two) = (allocator.pin(block).unwrap(), allocator.pin(block).unwrap());
     assert_eq!((one.addr(), one.bytes()), (block, 4 * PAGE));
@@ -42,7 +42,7 @@ fn a_pinned_block_stays_until_its_last_pin_is_gone() {
         // Nothing takes it, whatever is short: not a block, not a range, not a trim, not a wait.
         allocator.trim(0).unwrap();
         assert_eq!(allocator.stats().reserved_bytes, 4 * PAGE, "round {round}");
-        match allocator.alloc(5 * PAGE, MAIN) {
+        match allocator.alloc_raw(5 * PAGE, MAIN) {
             Err(AllocError::OutOfMemory(report)) => {
                 assert_eq!((report.pending_bytes, report.open_elsewhere_bytes), (4 * PAGE, 4 * PAGE));
                 let text = report.to_string();
@@ -56,7 +56,7 @@ fn a_pinned_block_stays_until_its_last_pin_is_gone() {
             Err(AllocError::OutOfMemory(_))
         ));
         assert!(matches!(allocator.alloc_again(block, PAGE), Err(AllocError::NotFree { .. })));
-        let other = allocator.alloc(4 * PAGE, MAIN).unwrap();
+        let other = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
         assert!(other >= block.offset(4 * PAGE) || other.offset(4 * PAGE) <= block);
         allocator.free(other).unwrap();
         assert_eq!(chunks_at(&allocator, block, 4), before);
@@ -70,19 +70,19 @@ fn a_pinned_block_stays_until_its_last_pin_is_gone() {
     }
     allocator.check();
     assert_eq!((allocator.stats().pending_bytes, allocator.stats().open_elsewhere_bytes), (0, 0));
-    allocator.alloc(8 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
 }
 
 #[test]
 fn a_block_whose_pins_went_first_is_ordinary() {
     let device = device(4);
     let allocator = allocator(&device);
-    let block = allocator.alloc(512, MAIN).unwrap();
+    let block = allocator.alloc_raw(512, MAIN).unwrap();
     drop(allocator.pin(block).unwrap());
     allocator.check();
     allocator.free(block).unwrap();
     assert_eq!(allocator.stats().pending_bytes, 0, "free at once");
-    assert_eq!(allocator.alloc(512, MAIN).unwrap(), block);
+    assert_eq!(allocator.alloc_raw(512, MAIN).unwrap(), block);
     allocator.check();
     assert!(allocator.pin(block.offset(512)).is_err() && allocator.pin(gapless::DeviceAddr(64)).is_err());
 }
@@ -94,7 +94,7 @@ fn streams_are_waited_for_after_the_pins() {
     let allocator = allocator(&device);
     let other = device.create_stream().unwrap();
     allocator.keep_stream(other).unwrap();
-    let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     allocator.record_stream(block, other).unwrap();
     let pin = allocator.pin(block).unwrap();
     device.hold(other);
@@ -105,7 +105,7 @@ fn streams_are_waited_for_after_the_pins() {
     assert_eq!(allocator.stats().pending_bytes, 4 * PAGE);
     let waits = device.host_waits();
     // The model panics where memory in use is unmapped.
-    allocator.alloc(4 * PAGE, other).unwrap();
+    allocator.alloc_raw(4 * PAGE, other).unwrap();
     assert!(device.host_waits() > waits);
     allocator.check();
 }
@@ -115,15 +115,15 @@ fn streams_are_waited_for_after_the_pins() {
 fn a_chunk_with_a_pinned_block_does_not_move() {
     let device = device(4);
     let allocator = allocator(&device);
-    let block = allocator.alloc(PAGE / 2 + 512, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE / 2 + 512, MAIN).unwrap();
     let pin = allocator.pin(block).unwrap();
-    let rest = allocator.alloc(PAGE - PAGE / 2 - 512, MAIN).unwrap();
+    let rest = allocator.alloc_raw(PAGE - PAGE / 2 - 512, MAIN).unwrap();
     assert_eq!(rest, block.offset(PAGE / 2 + 512));
     allocator.free(block).unwrap();
     allocator.free(rest).unwrap();
     let before = chunks_at(&allocator, block, 1);
-    assert!(allocator.alloc(4 * PAGE, MAIN).is_err());
-    assert_eq!(allocator.alloc(PAGE - PAGE / 2 - 512, MAIN).unwrap(), rest);
+    assert!(allocator.alloc_raw(4 * PAGE, MAIN).is_err());
+    assert_eq!(allocator.alloc_raw(PAGE - PAGE / 2 - 512, MAIN).unwrap(), rest);
     allocator.free(rest).unwrap();
     allocator.trim(0).unwrap();
     assert_eq!(chunks_at(&allocator, block, 1), before);
@@ -135,7 +135,7 @@ fn a_chunk_with_a_pinned_block_does_not_move() {
 fn a_pin_keeps_its_allocator() {
     let device = device(4);
     let allocator = allocator(&device);
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let pin = allocator.pin(block).unwrap();
     allocator.free(block).unwrap();
     let clone = allocator.clone();

@@ -15,7 +15,7 @@ fn a_chunk_is_not_mapped_beyond_its_gap() {
     let other = driver.create_stream().unwrap();
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(3 * PAGE)).build().unwrap();
     allocator.keep_stream(other).unwrap();
-    let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
+    let alloc = |pages, stream| allocator.alloc_raw(pages * PAGE, stream).unwrap();
     let blocks = [(); 4].map(|()| alloc(1, MAIN));
     allocator.free(blocks[1]).unwrap();
     allocator.free(blocks[2]).unwrap();
@@ -35,7 +35,7 @@ fn a_chunk_is_not_mapped_beyond_the_spare_pages_of_its_gap() {
     let other = driver.create_stream().unwrap();
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(6 * PAGE)).build().unwrap();
     allocator.keep_stream(other).unwrap();
-    let alloc = |pages, stream| allocator.alloc(pages * PAGE, stream).unwrap();
+    let alloc = |pages, stream| allocator.alloc_raw(pages * PAGE, stream).unwrap();
     let [_first, gap, last] = [alloc(1, MAIN), alloc(5, MAIN), alloc(1, MAIN)];
     allocator.free(gap).unwrap();
     allocator.trim(0).unwrap();
@@ -50,7 +50,7 @@ fn a_chunk_is_not_mapped_beyond_the_spare_pages_of_its_gap() {
 fn a_gap_is_filled_to_its_end() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let alloc = |pages| allocator.alloc(pages * PAGE, MAIN).unwrap();
+    let alloc = |pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap();
     let blocks = [alloc(1), alloc(3), alloc(1)];
     allocator.free(blocks[1]).unwrap();
     allocator.trim(0).unwrap();
@@ -63,7 +63,7 @@ fn a_gap_is_filled_to_its_end() {
 fn a_free_block_is_grown_downwards() {
     let driver = Arc::new(ModelDriver::new(ModelConfig::default()));
     let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let alloc = |pages| allocator.alloc(pages * PAGE, MAIN).unwrap();
+    let alloc = |pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap();
     let blocks = [alloc(1), alloc(4), alloc(1), alloc(1)];
     allocator.free(blocks[1]).unwrap();
     allocator.trim(0).unwrap();

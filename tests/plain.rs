@@ -21,14 +21,14 @@ fn with_device(test: &str, faults: &str, body: impl FnOnce()) {
 fn figures_follow_every_call() {
     with_device("figures_follow_every_call", "", || {
         let allocator = PlainAllocator::new(open());
-        let blocks = [5 * MIB, 0, 100, 3 * MIB].map(|bytes| allocator.alloc(bytes, StreamId::DEFAULT).unwrap());
+        let blocks = [5 * MIB, 0, 100, 3 * MIB].map(|bytes| allocator.alloc_raw(bytes, StreamId::DEFAULT).unwrap());
         let stats = allocator.stats();
         assert_eq!((stats.allocs, stats.live_allocations, stats.live_bytes), (4, 4, 8 * MIB + 100));
         assert_eq!((stats.live_block_bytes, stats.reserved_bytes), (8 * MIB + 2 * GRANULE, 8 * MIB + 2 * GRANULE));
         assert_eq!(stats.budget_bytes, stats.fragmentation.free_bytes + stats.reserved_bytes);
 
         for _ in 0..2 {
-            let error = allocator.alloc(60 * MIB, StreamId(7)).unwrap_err();
+            let error = allocator.alloc_raw(60 * MIB, StreamId(7)).unwrap_err();
             let report = error.report().unwrap();
             let device = report.device.unwrap();
             assert_eq!((report.requested_bytes, report.stream, report.page_bytes), (60 * MIB, StreamId(7), GRANULE));
@@ -64,7 +64,7 @@ fn what_the_driver_does_not_free_is_counted() {
     with_device("what_the_driver_does_not_free_is_counted", "cuMemFree_v2:*:999", || {
         let allocator = PlainAllocator::new(open());
         for _ in 0..2 {
-            let block = allocator.alloc(MIB, StreamId::DEFAULT).unwrap();
+            let block = allocator.alloc_raw(MIB, StreamId::DEFAULT).unwrap();
             allocator.free(block).unwrap();
         }
         let stats = allocator.stats();
@@ -78,7 +78,7 @@ fn what_is_dropped_goes_back() {
         let (device, other) = (open(), open());
         let free = other.memory_info().unwrap().free;
         let allocator = PlainAllocator::new(device);
-        let _leaked = allocator.alloc(5 * MIB, StreamId::DEFAULT).unwrap();
+        let _leaked = allocator.alloc_raw(5 * MIB, StreamId::DEFAULT).unwrap();
         assert!(other.memory_info().unwrap().free <= free - 5 * MIB);
         drop(allocator);
         assert_eq!(other.memory_info().unwrap().free, free);

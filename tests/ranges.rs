@@ -41,10 +41,10 @@ fn memory_of_ranges_is_neither_free_nor_used_by_others() {
     let allocator = Allocator::builder(model(16)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let mut range = allocator.reserve_range(16 * PAGE).unwrap();
     range.grow(13 * PAGE, StreamId::DEFAULT).unwrap();
-    let block = allocator.alloc(PAGE / 2, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc_raw(PAGE / 2, StreamId::DEFAULT).unwrap();
     let stats = allocator.stats();
     assert_eq!((stats.range_bytes, stats.reserved_bytes), (13 * PAGE, 14 * PAGE));
-    let error = allocator.alloc(3 * PAGE, StreamId::DEFAULT).unwrap_err();
+    let error = allocator.alloc_raw(3 * PAGE, StreamId::DEFAULT).unwrap_err();
     let report = error.report().unwrap();
     assert_eq!((report.range_bytes, report.free_bytes, report.satisfiable), (13 * PAGE, 5 * PAGE / 2, false));
     assert_eq!((report.obtainable_bytes, report.pinned.by_live_bytes), (2 * PAGE, PAGE / 2));
@@ -135,7 +135,7 @@ fn both_ranges_wait_for_the_stream_of_a_move() {
 #[test]
 fn a_chunk_too_large_for_a_range_is_recreated() {
     let allocator = Allocator::builder(model(2)).chunk_policy(ChunkPolicy::Fixed(2 * PAGE)).build().unwrap();
-    let block = allocator.alloc(2 * PAGE, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, StreamId::DEFAULT).unwrap();
     allocator.free(block).unwrap();
     let mut range = allocator.reserve_range(2 * PAGE).unwrap();
     range.grow(PAGE, StreamId::DEFAULT).unwrap();
@@ -147,7 +147,7 @@ fn a_chunk_too_large_for_a_range_is_recreated() {
 fn chunks_that_fit_are_not_recreated() {
     let driver = model(8);
     let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-    let block = allocator.alloc(8 * PAGE, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc_raw(8 * PAGE, StreamId::DEFAULT).unwrap();
     allocator.free(block).unwrap();
     let mut range = allocator.reserve_range(8 * PAGE).unwrap();
     range.grow(6 * PAGE, StreamId::DEFAULT).unwrap();
@@ -161,7 +161,7 @@ fn chunks_that_fit_are_not_recreated() {
 fn no_more_is_recreated_than_needed() {
     let chunks = ChunkPolicy::Fixed(4 * PAGE);
     let allocator = Allocator::builder(model(12)).chunk_policy(chunks).build().unwrap();
-    let block = allocator.alloc(12 * PAGE, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc_raw(12 * PAGE, StreamId::DEFAULT).unwrap();
     allocator.free(block).unwrap();
     let mut range = allocator.reserve_range(8 * PAGE).unwrap();
     range.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
@@ -174,7 +174,7 @@ fn no_more_is_recreated_than_needed() {
 fn a_range_takes_free_memory_of_the_heaps() {
     let driver = model(16);
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-    let block = allocator.alloc(14 * PAGE, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc_raw(14 * PAGE, StreamId::DEFAULT).unwrap();
     let mut range = allocator.reserve_range(16 * PAGE).unwrap();
     let error = range.grow(10 * PAGE, StreamId::DEFAULT).unwrap_err();
     assert!(!error.report().unwrap().satisfiable);
@@ -183,10 +183,10 @@ fn a_range_takes_free_memory_of_the_heaps() {
     allocator.free(block).unwrap();
     range.grow(10 * PAGE, StreamId::DEFAULT).unwrap();
     allocator.check();
-    let small = allocator.alloc(6 * PAGE, StreamId::DEFAULT).unwrap();
-    assert!(allocator.alloc(PAGE, StreamId::DEFAULT).is_err());
+    let small = allocator.alloc_raw(6 * PAGE, StreamId::DEFAULT).unwrap();
+    assert!(allocator.alloc_raw(PAGE, StreamId::DEFAULT).is_err());
     range.shrink(3 * PAGE).unwrap();
-    allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+    allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap();
     allocator.free(small).unwrap();
     allocator.check();
 }
@@ -268,7 +268,7 @@ fn memory_that_a_range_leaves_behind_serves_the_next_request() {
         range.grow(8 * PAGE, StreamId::DEFAULT).unwrap();
     };
     let next_block = |allocator: &Subject| {
-        let block = allocator.alloc(8 * PAGE, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(8 * PAGE, StreamId::DEFAULT).unwrap();
         allocator.free(block).unwrap();
     };
     let trim = |allocator: &Subject| assert_eq!(allocator.trim(0).unwrap().held_bytes, 0);
@@ -308,7 +308,7 @@ fn a_range_that_cannot_be_unmapped_does_not_keep_others() {
     driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only([DriverCall::Unmap]).from_then_on());
     drop(ranges);
     driver.arm(Fault::nth(0, DriverErrorKind::InvalidValue).only([DriverCall::Unmap]));
-    let block = allocator.alloc(4 * PAGE, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc_raw(4 * PAGE, StreamId::DEFAULT).unwrap();
     assert_eq!(driver.fired(), 1, "the first range could not be unmapped again");
     driver.disarm();
     allocator.check();

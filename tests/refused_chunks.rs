@@ -15,8 +15,8 @@ fn a_refused_chunk_is_tried_again_in_the_size_of_what_is_left() {
         let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 80 * GIB, ..ModelConfig::default() }));
         let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(policy).build().unwrap();
         driver.set_external(80 * GIB - 15 * PAGE);
-        allocator.alloc(15 * PAGE, MAIN).unwrap();
-        allocator.alloc(1, MAIN).unwrap_err();
+        allocator.alloc_raw(15 * PAGE, MAIN).unwrap();
+        allocator.alloc_raw(1, MAIN).unwrap_err();
         // What the driver refused was not created.
         let stats = allocator.stats();
         assert!(stats.failed_driver_calls > 0);
@@ -34,8 +34,8 @@ fn an_idle_chunk_that_is_too_large_is_created_again() {
     range.grow(3 * PAGE, MAIN).unwrap();
     range.shrink(3 * PAGE).unwrap();
     assert_eq!(allocator.stats().idle_bytes, 3 * PAGE);
-    allocator.alloc(PAGE, MAIN).unwrap();
-    allocator.alloc(2 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(PAGE, MAIN).unwrap();
+    allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     allocator.check();
 }
 

@@ -67,12 +67,12 @@ fn it_is_neither_taken_nor_moved_nor_released() {
     let allocator = allocator(&device);
     let block = allocator.alloc_registered(4 * PAGE, MAIN).unwrap();
     let chunk = allocator.snapshot().chunks[0].clone();
-    let others: Vec<_> = (0..12).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let others: Vec<_> = (0..12).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
     others.iter().step_by(2).for_each(|block| allocator.free(*block).unwrap());
-    allocator.alloc(6 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(6 * PAGE, MAIN).unwrap();
     allocator.trim(0).unwrap();
     allocator.set_budget(PAGE).unwrap();
-    match allocator.alloc(PAGE, MAIN) {
+    match allocator.alloc_raw(PAGE, MAIN) {
         Err(AllocError::OutOfMemory(report)) => {
             assert_eq!(report.registered_bytes, 4 * PAGE);
             assert!(report.to_string().contains("held by registered blocks"), "{report}");
@@ -90,7 +90,7 @@ fn it_is_neither_taken_nor_moved_nor_released() {
 fn free_memory_goes_back_for_it() {
     let device = device(8);
     let allocator = allocator(&device);
-    let blocks: Vec<_> = (0..8).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let blocks: Vec<_> = (0..8).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
     blocks.iter().take(5).for_each(|block| allocator.free(*block).unwrap());
     let created = allocator.stats().created_bytes;
     let registered = allocator.alloc_registered(4 * PAGE, MAIN).unwrap();
@@ -104,7 +104,7 @@ fn free_memory_goes_back_for_it() {
     let registered = allocator.alloc_registered(4 * PAGE, MAIN).unwrap();
     assert_eq!((allocator.stats().chunks, allocator.stats().created_bytes), (chunks, created + 4 * PAGE));
     drop(registered);
-    allocator.alloc(3 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
     allocator.check();
 }
 
@@ -135,7 +135,7 @@ fn a_failure_at_any_call_is_undone() {
         for n in 0.. {
             let device = device(8);
             let allocator = allocator(&device);
-            let blocks: Vec<_> = (0..6).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+            let blocks: Vec<_> = (0..6).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
             blocks.iter().take(4).for_each(|block| allocator.free(*block).unwrap());
             device.arm(Fault::nth(n, kind));
             let served = allocator.alloc_registered(5 * PAGE, MAIN);

@@ -29,8 +29,8 @@ fn a_budget_is_a_page_or_more() {
     assert_eq!(refused(builder().budget(PAGE - 1)), "budget");
     let allocator = builder().budget(PAGE).build().unwrap();
     assert_eq!((allocator.budget(), allocator.snapshot().budget_bytes), (PAGE, PAGE));
-    let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
-    assert!(matches!(allocator.alloc(1, StreamId::DEFAULT), Err(AllocError::OutOfMemory(_))));
+    let block = allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap();
+    assert!(matches!(allocator.alloc_raw(1, StreamId::DEFAULT), Err(AllocError::OutOfMemory(_))));
     allocator.free(block).unwrap();
     allocator.close().unwrap();
 }
@@ -39,7 +39,7 @@ fn a_budget_is_a_page_or_more() {
 fn a_page_is_a_granule_or_more() {
     assert_eq!(refused(with_pages_of(256)), "granularity");
     let allocator = with_pages_of(512).slack(1.0).build().unwrap();
-    allocator.alloc(513, StreamId::DEFAULT).unwrap();
+    allocator.alloc_raw(513, StreamId::DEFAULT).unwrap();
     assert_eq!(allocator.reserved_bytes(), 1024);
 }
 
@@ -52,11 +52,11 @@ fn slack_is_one_or_more() {
 
 #[test]
 fn the_largest_request_is_a_region() {
-    let largest = |builder: Builder<ModelDriver>| match builder.build().unwrap().alloc(u64::MAX / 2, StreamId::DEFAULT)
-    {
-        Err(AllocError::TooLarge { region_bytes, .. }) => region_bytes,
-        other => panic!("{other:?}"),
-    };
+    let largest =
+        |builder: Builder<ModelDriver>| match builder.build().unwrap().alloc_raw(u64::MAX / 2, StreamId::DEFAULT) {
+            Err(AllocError::TooLarge { region_bytes, .. }) => region_bytes,
+            other => panic!("{other:?}"),
+        };
     assert_eq!(largest(builder().region_bytes(1)), 64 * MIB, "at least 32 pages");
     assert_eq!(largest(with_pages_of(64 * KIB).region_bytes(1)), 2 * MIB, "with any page size");
     assert_eq!(largest(builder().region_bytes(100 * MIB)), 128 * MIB, "rounded up to a power of two");
@@ -71,12 +71,12 @@ fn the_largest_request_is_a_region() {
 fn too_many_streams_are_refused() {
     let driver = Arc::new(ModelDriver::default());
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-    let block = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+    let block = allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap();
     let known = (1..).find_map(|known| {
         let stream = driver.create_stream().unwrap();
         let refused = allocator.record_stream(block, stream).err()?;
         assert!(matches!(refused, FreeError::Stream(StreamError::TooMany { limit }) if limit == known), "{refused}");
-        assert!(matches!(allocator.alloc(PAGE, stream), Err(AllocError::Stream(StreamError::TooMany { limit })) if limit == known));
+        assert!(matches!(allocator.alloc_raw(PAGE, stream), Err(AllocError::Stream(StreamError::TooMany { limit })) if limit == known));
         Some(known)
     });
     assert_eq!(allocator.stats().streams, known.unwrap() as u64);
@@ -90,8 +90,8 @@ fn what_does_not_fill_a_page_is_not_used() {
     let allocator = builder().chunk_policy(gapless::ChunkPolicy::Fixed(PAGE)).build().unwrap();
     for (bytes, pages) in [(2 * PAGE - 1, 1), (2 * PAGE, 2), (3 * PAGE + 1, 3)] {
         allocator.set_budget(bytes).unwrap();
-        let blocks: Vec<_> = (0..pages).map(|_| allocator.alloc(PAGE, StreamId::DEFAULT).unwrap()).collect();
-        let more = allocator.alloc(PAGE, StreamId::DEFAULT);
+        let blocks: Vec<_> = (0..pages).map(|_| allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap()).collect();
+        let more = allocator.alloc_raw(PAGE, StreamId::DEFAULT);
         assert!(matches!(more, Err(AllocError::OutOfMemory(_))), "{bytes} bytes allow more than {pages} pages");
         blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
     }

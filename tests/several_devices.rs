@@ -144,13 +144,13 @@ fn a_peer_that_is_added_reaches_everything() {
         let page = one.granularity();
         let builder = Allocator::builder(Arc::clone(&one)).budget(8 * page).chunk_policy(ChunkPolicy::Fixed(page));
         let allocator = builder.build().unwrap();
-        let mut blocks: Vec<_> = (0..4).map(|_| allocator.alloc(page, MAIN).unwrap()).collect();
+        let mut blocks: Vec<_> = (0..4).map(|_| allocator.alloc_raw(page, MAIN).unwrap()).collect();
         let mut range = allocator.reserve_range(4 * page).unwrap();
         range.grow(4 * page, MAIN).unwrap();
         // Two pages move behind the fourth block, and the views they leave are stale.
         allocator.free(blocks.remove(2)).unwrap();
         allocator.free(blocks.remove(0)).unwrap();
-        let joined = allocator.alloc(2 * page, MAIN).unwrap();
+        let joined = allocator.alloc_raw(2 * page, MAIN).unwrap();
 
         assert_eq!(one.peers(), []);
         one.add_peers([0, 1, 1]).unwrap();
@@ -174,13 +174,13 @@ fn a_peer_that_is_added_reaches_everything() {
         allocator.free(joined).unwrap();
         let before = allocator.stats().driver_calls;
         // Back at the first addresses: through the views that were stale.
-        let again: Vec<_> = (0..2).map(|_| allocator.alloc(page, MAIN).unwrap()).collect();
+        let again: Vec<_> = (0..2).map(|_| allocator.alloc_raw(page, MAIN).unwrap()).collect();
         again.iter().for_each(|block| reach(*block, page, 9));
         assert_eq!(allocator.stats().driver_calls.since(&before).total(), 0, "served from what was mapped");
-        let small = allocator.alloc(100, MAIN);
+        let small = allocator.alloc_raw(100, MAIN);
         assert!(small.is_err(), "all is in use");
         allocator.free(again[0]).unwrap();
-        let small = allocator.alloc(100, MAIN).unwrap();
+        let small = allocator.alloc_raw(100, MAIN).unwrap();
         reach(small, 100, 10);
         assert_eq!(two.take_mismatches(), []);
         assert_eq!(two.synchronize(MAIN), Ok(()));
@@ -214,7 +214,7 @@ fn a_peer_that_is_refused_changes_nothing() {
     with_settings("a_peer_that_is_refused_changes_nothing", &settings, || {
         let one = Arc::new(open(0, &[]));
         let allocator = Allocator::builder(Arc::clone(&one)).build().unwrap();
-        let block = allocator.alloc(5 * MIB, MAIN).unwrap();
+        let block = allocator.alloc_raw(5 * MIB, MAIN).unwrap();
         let error = one.add_peers([1]).unwrap_err();
         assert!(matches!(&error, OpenError::Driver(error) if error.code == 999), "{error}");
         assert_eq!(one.peers(), []);

@@ -17,7 +17,7 @@ fn allocator(chunk: u64) -> Allocator<ModelDriver> {
 #[test]
 fn a_ticket_is_of_one_block() {
     let allocator = allocator(PAGE);
-    let addr = allocator.alloc(PAGE, MAIN).unwrap();
+    let addr = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let ticket = allocator.ticket(addr).unwrap();
     assert_eq!((ticket.addr(), ticket.bytes(), ticket.is_live()), (addr, PAGE, true));
     assert!(ticket == allocator.ticket(addr).unwrap() && ticket == ticket.clone());
@@ -28,7 +28,7 @@ fn a_ticket_is_of_one_block() {
     allocator.free(addr).unwrap();
     allocator.check();
     assert!(!ticket.is_live() && ticket.pin().is_none());
-    assert_eq!(allocator.alloc(PAGE, MAIN).unwrap(), addr);
+    assert_eq!(allocator.alloc_raw(PAGE, MAIN).unwrap(), addr);
     assert!(!ticket.is_live() && ticket.pin().is_none());
     let second = allocator.ticket(addr).unwrap();
     assert!(second != ticket && second.is_live() && !ticket.is_live());
@@ -38,17 +38,17 @@ fn a_ticket_is_of_one_block() {
     assert_eq!((pin.addr(), pin.bytes()), (addr, PAGE));
     allocator.free(addr).unwrap();
     assert!(!second.is_live() && second.pin().is_none());
-    assert_ne!(allocator.alloc(PAGE, MAIN).unwrap(), addr);
+    assert_ne!(allocator.alloc_raw(PAGE, MAIN).unwrap(), addr);
     allocator.check();
     drop(pin);
-    assert_eq!(allocator.alloc(PAGE, MAIN).unwrap(), addr);
+    assert_eq!(allocator.alloc_raw(PAGE, MAIN).unwrap(), addr);
     assert!(second.pin().is_none());
 }
 
 #[test]
 fn a_ticket_keeps_no_allocator() {
     let allocator = allocator(PAGE);
-    let addr = allocator.alloc(PAGE, MAIN).unwrap();
+    let addr = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let ticket = allocator.ticket(addr).unwrap();
     allocator.free(addr).unwrap();
     allocator.close().unwrap();
@@ -58,8 +58,8 @@ fn a_ticket_keeps_no_allocator() {
 #[test]
 fn a_pin_knows_the_chunks_under_its_block() {
     let allocator = allocator(2 * PAGE);
-    let [one, two] = [(); 2].map(|()| allocator.alloc(PAGE / 2, MAIN).unwrap());
-    let large = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let [one, two] = [(); 2].map(|()| allocator.alloc_raw(PAGE / 2, MAIN).unwrap());
+    let large = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     let chunks = |addr| allocator.pin(addr).unwrap().chunks().unwrap();
     // Two blocks have a half each of one chunk.
     assert_eq!(chunks(one), chunks(two));

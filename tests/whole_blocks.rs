@@ -40,7 +40,7 @@ fn every_block_lies_in_one_chunk_whatever_was_freed_before() {
                 let first = choice as usize % (live.len() - 8);
                 live.drain(first..first + 8).for_each(|block| allocator.free(block).unwrap());
             }
-            let block = allocator.alloc(bytes, MAIN).unwrap();
+            let block = allocator.alloc_raw(bytes, MAIN).unwrap();
             assert_eq!(chunks(&allocator, block), 1, "{policy:?}: {bytes} bytes");
             live.push(block);
         }
@@ -55,7 +55,7 @@ fn blocks_below_a_page_share_chunks() {
     let allocator = allocator(64 * GIB, ChunkPolicy::Auto, true);
     let total: u64 =
         sizes().map(|(bytes, _)| bytes).filter(|bytes| *bytes < 2 * MIB).take(500).fold(0, |sum, bytes| {
-            allocator.alloc(bytes, MAIN).unwrap();
+            allocator.alloc_raw(bytes, MAIN).unwrap();
             sum + bytes
         });
     let held = allocator.stats().reserved_bytes;
@@ -66,24 +66,24 @@ fn blocks_below_a_page_share_chunks() {
 fn once_memory_is_short_free_bytes_serve() {
     for keeps in [true, false] {
         let allocator = allocator(32 * MIB, ChunkPolicy::Auto, keeps);
-        let blocks = [(); 4].map(|()| allocator.alloc(8 * MIB, MAIN).unwrap());
+        let blocks = [(); 4].map(|()| allocator.alloc_raw(8 * MIB, MAIN).unwrap());
         assert_eq!(blocks.map(|block| chunks(&allocator, block)), [1; 4]);
         allocator.free(blocks[0]).unwrap();
         allocator.free(blocks[2]).unwrap();
-        let joined = allocator.alloc(16 * MIB, MAIN).unwrap();
+        let joined = allocator.alloc_raw(16 * MIB, MAIN).unwrap();
         assert!(chunks(&allocator, joined) > 1);
         allocator.check();
-        assert!(allocator.alloc(2 * MIB, MAIN).is_err());
+        assert!(allocator.alloc_raw(2 * MIB, MAIN).is_err());
     }
 }
 
 #[test]
 fn a_device_that_has_less_than_the_budget_says_when_memory_is_short() {
     let allocator = allocator(32 * MIB, ChunkPolicy::Auto, true);
-    let blocks = [(); 2].map(|()| allocator.alloc(8 * MIB, MAIN).unwrap());
+    let blocks = [(); 2].map(|()| allocator.alloc_raw(8 * MIB, MAIN).unwrap());
     blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
     allocator.driver().set_external(12 * MIB);
-    let joined = allocator.alloc(16 * MIB, MAIN).unwrap();
+    let joined = allocator.alloc_raw(16 * MIB, MAIN).unwrap();
     assert!(chunks(&allocator, joined) > 1);
     allocator.check();
 }
@@ -93,7 +93,7 @@ fn alignment_holds() {
     let allocator = allocator(64 * GIB, ChunkPolicy::Auto, true);
     for alignment in [512, MIB, 2 * MIB, 64 * MIB, GIB] {
         for bytes in [100 * KIB, 5 * MIB] {
-            let block = allocator.alloc_aligned(bytes, alignment, MAIN).unwrap();
+            let block = allocator.alloc_raw_aligned(bytes, alignment, MAIN).unwrap();
             assert_eq!((block.0 % alignment, chunks(&allocator, block)), (0, 1), "{bytes} bytes at {alignment}");
         }
     }

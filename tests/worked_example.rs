@@ -25,7 +25,7 @@ fn four_blocks_two_gaps_and_one_request() {
     let stream = StreamId::DEFAULT;
 
     let start = allocator.stats();
-    let [a, b, c, d] = [(); 4].map(|()| allocator.alloc(8 * MIB, stream).unwrap());
+    let [a, b, c, d] = [(); 4].map(|()| allocator.alloc_raw(8 * MIB, stream).unwrap());
     assert_eq!(calls_since(&allocator, &start), ([1, 16, 16, 4, 0], 0), "batch 1");
     assert_eq!([b, c, d].map(|addr| addr.offset_from(a)), [Some(8 * MIB), Some(16 * MIB), Some(24 * MIB)]);
 
@@ -35,7 +35,7 @@ fn four_blocks_two_gaps_and_one_request() {
     assert_eq!(calls_since(&allocator, &start), ([0; 5], 0), "batch 2");
 
     let start = allocator.stats();
-    let e = allocator.alloc(16 * MIB, stream).unwrap();
+    let e = allocator.alloc_raw(16 * MIB, stream).unwrap();
     assert_eq!(e.offset_from(a), Some(32 * MIB));
     assert_eq!(calls_since(&allocator, &start), ([0, 0, 8, 1, 0], 0), "batch 3");
     assert_eq!((allocator.stats().mappings, allocator.stats().chunks), (24, 16));
@@ -43,7 +43,7 @@ fn four_blocks_two_gaps_and_one_request() {
     let start = allocator.stats();
     allocator.free(b).unwrap();
     allocator.free(e).unwrap();
-    let f = allocator.alloc(24 * MIB, stream).unwrap();
+    let f = allocator.alloc_raw(24 * MIB, stream).unwrap();
     assert_eq!(f, a);
     assert_eq!(calls_since(&allocator, &start), ([0; 5], 0), "batch 4");
     assert_eq!(allocator.stats().reused_views - start.reused_views, 8);

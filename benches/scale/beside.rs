@@ -102,7 +102,7 @@ impl Setting {
     }
 
     fn alloc(&self, bytes: u64, stream: StreamId) -> DeviceAddr {
-        self.allocator.alloc(bytes, stream).expect("the memory suffices")
+        self.allocator.alloc_raw(bytes, stream).expect("the memory suffices")
     }
 
     fn free(&self, addr: DeviceAddr) {

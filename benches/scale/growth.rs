@@ -38,7 +38,7 @@ fn allocator(pages: u64, mapping_limit: usize) -> Allocator<ModelDriver> {
 }
 
 fn alloc(allocator: &Allocator<ModelDriver>, pages: u64) -> DeviceAddr {
-    allocator.alloc(pages * PAGE, MAIN).expect("the memory suffices")
+    allocator.alloc_raw(pages * PAGE, MAIN).expect("the memory suffices")
 }
 
 /// Runs `work` once, and returns what it costs for each of `count`.

@@ -21,7 +21,7 @@ fn allocator(bytes: u64) -> Allocator<ModelDriver> {
 }
 
 fn alloc(allocator: &Allocator<ModelDriver>, bytes: u64) -> DeviceAddr {
-    allocator.alloc(bytes, StreamId::DEFAULT).expect("the memory suffices")
+    allocator.alloc_raw(bytes, StreamId::DEFAULT).expect("the memory suffices")
 }
 
 fn free(allocator: &Allocator<ModelDriver>, addr: DeviceAddr) {
@@ -62,13 +62,13 @@ fn refused(table: &mut Table) {
 fn aligned(table: &mut Table) {
     for blocks in [1_000, 100_000] {
         let allocator = allocator(GIB + 8 * KIB * blocks);
-        let spare = allocator.alloc_aligned(64 * KIB - 512, 64 * KIB, StreamId::DEFAULT).expect("it fits");
+        let spare = allocator.alloc_raw_aligned(64 * KIB - 512, 64 * KIB, StreamId::DEFAULT).expect("it fits");
         let live: Vec<_> = (0..2 * blocks).map(|_| alloc(&allocator, 4 * KIB - 512)).collect();
         let fits = |addr: &DeviceAddr| addr.0.next_multiple_of(32 * KIB) + 2 * KIB <= addr.0 + 4 * KIB - 512;
         live.iter().step_by(2).filter(|addr| !fits(addr)).for_each(|addr| free(&allocator, *addr));
         free(&allocator, spare);
         let cost = fastest(1_000, || {
-            let addr = allocator.alloc_aligned(2 * KIB, 32 * KIB, StreamId::DEFAULT).expect("it fits");
+            let addr = allocator.alloc_raw_aligned(2 * KIB, 32 * KIB, StreamId::DEFAULT).expect("it fits");
             free(&allocator, addr);
         });
         table.row("cached pair at a multiple of 32 KiB, n free blocks", blocks, cost, Some(Cost::Nanoseconds(5_000.0)));

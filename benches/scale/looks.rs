@@ -31,10 +31,10 @@ fn refusals(table: &mut Table) {
             let builder = Allocator::builder(Arc::new(ModelDriver::new(config))).mapping_limit(usize::MAX);
             let allocator = builder.build().expect("it fits");
             for _ in 0..blocks {
-                allocator.alloc(bytes, StreamId::DEFAULT).expect("the memory suffices");
+                allocator.alloc_raw(bytes, StreamId::DEFAULT).expect("the memory suffices");
             }
             let cost = fastest(50, || {
-                let refused = allocator.alloc(128 * MIB, StreamId::DEFAULT);
+                let refused = allocator.alloc_raw(128 * MIB, StreamId::DEFAULT);
                 assert!(std::hint::black_box(refused).is_err());
             });
             table.row(&format!("refusal, n live blocks of {size}"), blocks, cost, REFUSAL);

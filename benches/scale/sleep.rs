@@ -50,7 +50,7 @@ impl Blocks {
     }
 
     fn alloc(&self, sizes: Vec<u64>) -> Vec<(DeviceAddr, u64)> {
-        let alloc = |bytes| (self.allocator.alloc(bytes, MAIN).expect("the memory suffices"), bytes);
+        let alloc = |bytes| (self.allocator.alloc_raw(bytes, MAIN).expect("the memory suffices"), bytes);
         sizes.into_iter().map(alloc).collect()
     }
 

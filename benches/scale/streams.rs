@@ -48,7 +48,7 @@ fn new_kept(allocator: &Allocator<ModelDriver>) -> StreamId {
 }
 
 fn alloc(allocator: &Allocator<ModelDriver>, bytes: u64, stream: StreamId) -> DeviceAddr {
-    allocator.alloc(bytes, stream).expect("the memory suffices")
+    allocator.alloc_raw(bytes, stream).expect("the memory suffices")
 }
 
 fn pair(allocator: &Allocator<ModelDriver>, bytes: u64, stream: StreamId) {

@@ -5,7 +5,7 @@ use crate::driver::Driver;
 use crate::units::{DeviceAddr, StreamId};
 use std::fmt;
 
-/// An allocation that is freed when it is dropped, as a `Box` is. Made by [`Allocator::alloc_buffer`].
+/// An allocation that is freed when it is dropped, as a `Box` is. Made by [`Allocator::alloc`].
 ///
 /// It keeps its allocator alive. Dropping it does not wait for anything: work queued on its stream, and on the streams that
 /// it was recorded on, may still use the memory; see [`Allocator::free`].
@@ -17,7 +17,7 @@ use std::fmt;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build()?;
-/// let buffer = allocator.alloc_buffer(1 << 20, StreamId::DEFAULT)?;
+/// let buffer = allocator.alloc(1 << 20, StreamId::DEFAULT)?;
 /// assert_eq!((buffer.len(), allocator.stats().live_bytes), (1 << 20, 1 << 20));
 /// drop(buffer);
 /// assert_eq!(allocator.stats().live_bytes, 0);
@@ -41,13 +41,28 @@ enum Owner {
 }
 
 impl<D: Driver> Allocator<D> {
-    /// Allocates `bytes` for work on `stream`, as [`alloc`](Self::alloc) does, and frees them when the buffer is dropped.
+    /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`](super::GRANULE) bytes. Dropping the buffer frees them.
+    ///
+    /// Work queued on `stream` from now on may use the memory. Work on other streams has to be ordered behind it by the
+    /// caller, and recorded with [`Buffer::record_stream`]. The content is undefined.
+    /// 0 bytes: an address of its own, with one granule behind it.
     ///
     /// # Errors
-    /// As `alloc`.
-    pub fn alloc_buffer(&self, bytes: u64, stream: StreamId) -> Result<Buffer<D>, AllocError> {
-        let addr = self.alloc(bytes, stream)?;
-        Ok(Buffer { allocator: self.clone(), addr, bytes, stream, owner: Owner::Buffer })
+    /// [`AllocError`]; nothing has changed.
+    pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<Buffer<D>, AllocError> {
+        Ok(self.owned(self.alloc_raw(bytes, stream)?, bytes, stream))
+    }
+
+    /// As [`alloc`](Self::alloc), at a multiple of `alignment` bytes, a power of two.
+    ///
+    /// # Errors
+    /// As `alloc`, and [`AllocError::Alignment`].
+    pub fn alloc_aligned(&self, bytes: u64, alignment: u64, stream: StreamId) -> Result<Buffer<D>, AllocError> {
+        Ok(self.owned(self.alloc_raw_aligned(bytes, alignment, stream)?, bytes, stream))
+    }
+
+    fn owned(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Buffer<D> {
+        Buffer { allocator: self.clone(), addr, bytes, stream, owner: Owner::Buffer }
     }
 }
 
@@ -99,7 +114,7 @@ impl<D: Driver> Buffer<D> {
     /// `addr` is a live allocation of `allocator`, with `bytes` and `stream` as it was allocated, and nobody else frees it: not by
     /// its address, and not by another buffer. Otherwise dropping the buffer frees what is somebody else's by then.
     pub unsafe fn from_raw(allocator: &Allocator<D>, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Self {
-        Self { allocator: allocator.clone(), addr, bytes, stream, owner: Owner::Buffer }
+        allocator.owned(addr, bytes, stream)
     }
 }
 
@@ -133,11 +148,11 @@ mod tests {
         let driver = Arc::new(ModelDriver::default());
         let stream = driver.create_stream().unwrap();
         let allocator = Allocator::builder(driver).build().unwrap();
-        let buffer = allocator.alloc_buffer(1000, stream).unwrap();
+        let buffer = allocator.alloc(1000, stream).unwrap();
         assert_eq!((buffer.len(), buffer.stream(), buffer.is_empty()), (1000, stream, false));
         drop(buffer);
         assert_eq!((allocator.stats().live_bytes, allocator.stats().frees), (0, 1));
-        let addr = allocator.alloc_buffer(1000, StreamId::DEFAULT).unwrap().into_raw();
+        let addr = allocator.alloc(1000, StreamId::DEFAULT).unwrap().into_raw();
         assert_eq!(allocator.stats().live_bytes, 1000);
         // SAFETY: the address was given up by its buffer, and is nobody else's.
         drop(unsafe { Buffer::from_raw(&allocator, addr, 1000, StreamId::DEFAULT) });
@@ -150,7 +165,7 @@ mod tests {
         let driver = Arc::new(ModelDriver::default());
         let other = driver.create_stream().unwrap();
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let buffer = allocator.alloc_buffer(1 << 20, StreamId::DEFAULT).unwrap();
+        let buffer = allocator.alloc(1 << 20, StreamId::DEFAULT).unwrap();
         buffer.record_stream(other).unwrap();
         drop(buffer);
         assert_eq!(allocator.stats().pending_bytes, 1 << 20);
@@ -160,7 +175,7 @@ mod tests {
     #[test]
     fn what_was_freed_by_its_address_is_not_freed_twice() {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
-        let buffer = allocator.alloc_buffer(0, StreamId::DEFAULT).unwrap();
+        let buffer = allocator.alloc(0, StreamId::DEFAULT).unwrap();
         assert!(buffer.is_empty());
         allocator.free(buffer.addr()).unwrap();
         drop(buffer);

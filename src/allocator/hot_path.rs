@@ -235,11 +235,11 @@ mod tests {
     #[test]
     fn a_cached_block_counts_as_what_was_asked_for() {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
-        let first = allocator.alloc(100, MAIN).unwrap();
+        let first = allocator.alloc_raw(100, MAIN).unwrap();
         allocator.keep_stream(MAIN).unwrap();
         let mut live = 100;
         for bytes in [0, 1, 100, 512, 513, 60_000] {
-            let block = allocator.alloc_cached(bytes, 1, MAIN).unwrap();
+            let block = allocator.alloc_raw_cached(bytes, 1, MAIN).unwrap();
             live += bytes;
             assert_eq!((allocator.live_bytes(), allocator.live_around(block).unwrap().bytes), (live, bytes));
         }
@@ -254,7 +254,7 @@ mod tests {
         let region_bytes = 64 * MIB;
         let allocator =
             Allocator::builder(Arc::new(ModelDriver::default())).region_bytes(region_bytes).build().unwrap();
-        let blocks = [(); 3].map(|()| allocator.alloc(2 * MIB, MAIN).unwrap());
+        let blocks = [(); 3].map(|()| allocator.alloc_raw(2 * MIB, MAIN).unwrap());
         allocator.free(blocks[1]).unwrap();
         let facts = |bytes| match allocator.alloc_again(blocks[1], bytes) {
             Err(AllocError::NotFree { facts, .. }) => facts,

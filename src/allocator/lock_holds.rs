@@ -31,7 +31,7 @@ impl Full {
     }
 
     fn alloc(&self, pages: u64, stream: StreamId) -> DeviceAddr {
-        self.allocator.alloc(pages * PAGE, stream).unwrap()
+        self.allocator.alloc_raw(pages * PAGE, stream).unwrap()
     }
 
     fn every_other_free(&self, pages: u64, stream: StreamId) {
@@ -86,7 +86,7 @@ fn on_several_streams(chunks: u64) -> Full {
     for _ in 0..STREAMS {
         let stream = full.allocator.driver().create_stream().unwrap();
         full.allocator.keep_stream(stream).unwrap();
-        let blocks: Vec<_> = (0..1000).map(|_| full.allocator.alloc(10 * KIB, stream).unwrap()).collect();
+        let blocks: Vec<_> = (0..1000).map(|_| full.allocator.alloc_raw(10 * KIB, stream).unwrap()).collect();
         blocks.iter().step_by(2).for_each(|block| full.allocator.free(*block).unwrap());
         full.every_other_free(2 * chunks / STREAMS, stream);
     }
@@ -140,7 +140,7 @@ fn figures_lock_no_stream_for_long() {
     // A block is a step, and nothing else is done with it.
     assert_bounded("snapshot", 1100, |full, _| drop(full.allocator.snapshot()));
     assert_bounded("report", 1100, |full, chunks| {
-        full.allocator.alloc(3 * chunks * PAGE, MAIN).unwrap_err();
+        full.allocator.alloc_raw(3 * chunks * PAGE, MAIN).unwrap_err();
     });
 }
 
@@ -190,10 +190,10 @@ fn statistics_wait_for_no_growth() {
         }
         Ok(())
     });
-    let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
-    allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.free(block).unwrap();
-    allocator.alloc(4 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     // As before the growth that is under way.
     let seen = reserved_pages.lock().unwrap().clone();
     assert!(seen.starts_with(&[0, 0, 2]) && seen.iter().skip(3).all(|pages| *pages == 3), "{seen:?}");

@@ -18,11 +18,11 @@ fn what_is_freed_behind_the_last_look_is_found() {
         let builder = Allocator::builder(Arc::new(ModelDriver::new(config))).slack(f64::INFINITY);
         let allocator = builder.chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
         let other = allocator.driver().create_stream().unwrap();
-        let blocks: Vec<_> = (0..4).map(|_| allocator.alloc(PAGE, StreamId::DEFAULT).unwrap()).collect();
+        let blocks: Vec<_> = (0..4).map(|_| allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap()).collect();
         allocator.free(blocks[0]).unwrap();
         let (freeing, block) = (allocator.clone(), blocks[2]);
         interrupt_after(copies, move || freeing.free(block).unwrap());
-        let served = allocator.alloc(2 * PAGE, other);
+        let served = allocator.alloc_raw(2 * PAGE, other);
         if cancel_interruption() {
             // One page was free all the time.
             assert!(served.is_err());

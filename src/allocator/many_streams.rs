@@ -36,7 +36,7 @@ fn thousands_of_streams_have_addresses() {
     for capacity in [80 * GIB, TIB] {
         let allocator = Allocator::builder(model(capacity)).build().unwrap();
         for number in 0..4000 {
-            let block = allocator.alloc(PAGE, kept(&allocator)).unwrap();
+            let block = allocator.alloc_raw(PAGE, kept(&allocator)).unwrap();
             if number % 2 == 0 {
                 allocator.free(block).unwrap();
             }
@@ -55,12 +55,12 @@ fn late_streams_get_large_regions() {
         streams.extend((1..400).map(|_| kept(&allocator)));
         let mut blocks = Vec::new();
         for stream in &streams {
-            blocks.push(allocator.alloc(100, *stream).unwrap());
-            blocks.push(allocator.alloc(PAGE, *stream).unwrap());
+            blocks.push(allocator.alloc_raw(100, *stream).unwrap());
+            blocks.push(allocator.alloc_raw(PAGE, *stream).unwrap());
         }
         for stream in [*streams.last().unwrap(), streams[streams.len() / 2], streams[5]] {
             for _ in 0..2 {
-                let large = allocator.alloc(capacity / 4, stream);
+                let large = allocator.alloc_raw(capacity / 4, stream);
                 allocator.free(large.unwrap_or_else(|error| panic!("{capacity}: {error}"))).unwrap();
             }
         }
@@ -81,9 +81,9 @@ fn a_stream_has_few_regions() {
         let mut stream = MAIN;
         while allocator.inner.shared.streams.iter().count() <= number {
             stream = kept(&allocator);
-            allocator.alloc(PAGE, stream).unwrap();
+            allocator.alloc_raw(PAGE, stream).unwrap();
         }
-        let blocks: Vec<DeviceAddr> = (0..60).map(|_| allocator.alloc(GIB, stream).unwrap()).collect();
+        let blocks: Vec<DeviceAddr> = (0..60).map(|_| allocator.alloc_raw(GIB, stream).unwrap()).collect();
         let state = allocator.inner.shared.streams.find(stream).unwrap().lock();
         let regions = state.regions.of_kind(RegionKind::Large).count();
         drop(state);
@@ -97,9 +97,9 @@ fn a_stream_has_few_regions() {
 fn the_budget_can_be_raised() {
     let driver = model(80 * GIB);
     let allocator = Allocator::builder(Arc::clone(&driver)).budget(GIB).build().unwrap();
-    assert!(allocator.alloc(8 * GIB, MAIN).unwrap_err().to_string().contains("out of memory"));
+    assert!(allocator.alloc_raw(8 * GIB, MAIN).unwrap_err().to_string().contains("out of memory"));
     allocator.set_budget(80 * GIB).unwrap();
-    let block = allocator.alloc(8 * GIB, MAIN).unwrap();
+    let block = allocator.alloc_raw(8 * GIB, MAIN).unwrap();
     allocator.check();
     allocator.free(block).unwrap();
     // What others held at the start.
@@ -108,7 +108,7 @@ fn the_budget_can_be_raised() {
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
     driver.set_external(0);
     allocator.set_budget(70 * GIB).unwrap();
-    allocator.alloc(20 * GIB, MAIN).unwrap();
+    allocator.alloc_raw(20 * GIB, MAIN).unwrap();
     // More than the device has is not free.
     allocator.set_budget(u64::MAX).unwrap();
     assert!(allocator.stats().fragmentation.free_bytes <= 80 * GIB);
@@ -120,20 +120,20 @@ fn the_budget_can_be_raised() {
 fn a_cached_block_is_found_in_any_region() {
     let builder = Allocator::builder(model(80 * GIB)).chunk_policy(ChunkPolicy::Fixed(64 * MIB));
     let allocator = builder.region_bytes(64 * MIB).build().unwrap();
-    let blocks: Vec<DeviceAddr> = (0..400).map(|_| allocator.alloc(64 * MIB, MAIN).unwrap()).collect();
+    let blocks: Vec<DeviceAddr> = (0..400).map(|_| allocator.alloc_raw(64 * MIB, MAIN).unwrap()).collect();
     assert!(allocator.inner.shared.streams.find(MAIN).unwrap().lock().regions.iter().count() >= 400);
     let before = slow_allocs(&allocator);
     for block in [399, 7, 200] {
         allocator.free(blocks[block]).unwrap();
         for bytes in [64 * MIB, PAGE, 3 * PAGE] {
             for _ in 0..3 {
-                let again = allocator.alloc(bytes, MAIN).unwrap();
+                let again = allocator.alloc_raw(bytes, MAIN).unwrap();
                 assert_eq!(again, blocks[block]);
                 allocator.check();
                 allocator.free(again).unwrap();
             }
         }
-        assert_eq!(allocator.alloc_aligned(64 * MIB, PAGE, MAIN).unwrap(), blocks[block]);
+        assert_eq!(allocator.alloc_raw_aligned(64 * MIB, PAGE, MAIN).unwrap(), blocks[block]);
     }
     assert_eq!(slow_allocs(&allocator), before);
 }
@@ -144,11 +144,11 @@ fn a_stream_reuses_blocks_of_others_a_few_times_only() {
     for bytes in [PAGE, 64 * MIB] {
         let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
         let stream = kept(&allocator);
-        let block = allocator.alloc(bytes, MAIN).unwrap();
+        let block = allocator.alloc_raw(bytes, MAIN).unwrap();
         allocator.free(block).unwrap();
         let events = allocator.stats().driver_calls[DriverCall::EventRecord];
         for _ in 0..1000 {
-            let block = allocator.alloc(bytes, stream).unwrap();
+            let block = allocator.alloc_raw(bytes, stream).unwrap();
             allocator.free(block).unwrap();
         }
         let stats = allocator.stats();
@@ -164,10 +164,10 @@ fn streams_in_turn_keep_their_blocks() {
     let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
     let mut streams = vec![MAIN];
     streams.extend((1..1000).map(|_| kept(&allocator)));
-    let _live: Vec<_> = streams.iter().map(|stream| allocator.alloc(4096, *stream).unwrap()).collect();
+    let _live: Vec<_> = streams.iter().map(|stream| allocator.alloc_raw(4096, *stream).unwrap()).collect();
     let turn = || {
         for stream in &streams {
-            let block = allocator.alloc(4096, *stream).unwrap();
+            let block = allocator.alloc_raw(4096, *stream).unwrap();
             allocator.free(block).unwrap();
         }
     };
@@ -183,10 +183,10 @@ fn streams_in_turn_keep_their_blocks() {
 fn without_headroom_a_stream_goes_on_reusing_blocks_of_others() {
     let allocator = Allocator::builder(model(32 * PAGE)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
     let stream = kept(&allocator);
-    let blocks: Vec<DeviceAddr> = (0..32).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let blocks: Vec<DeviceAddr> = (0..32).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
     allocator.free(blocks[3]).unwrap();
     for _ in 0..20 {
-        let block = allocator.alloc(PAGE, stream).unwrap();
+        let block = allocator.alloc_raw(PAGE, stream).unwrap();
         assert_eq!(block, blocks[3]);
         allocator.free(block).unwrap();
     }
@@ -199,8 +199,8 @@ fn no_event_is_recorded_before_memory_is_wanted() {
     let allocator = Allocator::builder(model(80 * GIB)).slack(f64::INFINITY).build().unwrap();
     let stream = kept(&allocator);
     for size in 1..50 {
-        let block = allocator.alloc(size * PAGE + 512, MAIN).unwrap();
-        let other = allocator.alloc(size * PAGE, stream).unwrap();
+        let block = allocator.alloc_raw(size * PAGE + 512, MAIN).unwrap();
+        let other = allocator.alloc_raw(size * PAGE, stream).unwrap();
         allocator.free(block).unwrap();
         let _ = other;
     }
@@ -212,7 +212,7 @@ fn no_event_is_recorded_before_memory_is_wanted() {
 fn a_block_of_many_streams_costs_little_for_each() {
     for count in [100, 1600] {
         let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
-        let block = allocator.alloc(512, MAIN).unwrap();
+        let block = allocator.alloc_raw(512, MAIN).unwrap();
         let mut users: Vec<StreamId> = (0..count).map(|_| kept(&allocator)).collect();
         users.reverse();
         users.rotate_left(count / 3);
@@ -235,7 +235,7 @@ fn a_block_of_many_streams_costs_little_for_each() {
 fn a_block_of_many_streams_waits_for_each() {
     let driver = model(80 * GIB);
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-    let block = allocator.alloc(512, MAIN).unwrap();
+    let block = allocator.alloc_raw(512, MAIN).unwrap();
     let users: Vec<StreamId> = (0..5).map(|_| kept(&allocator)).collect();
     users.iter().for_each(|user| allocator.record_stream(block, *user).unwrap());
     users.iter().for_each(|user| driver.hold(*user));
@@ -261,7 +261,7 @@ fn a_new_stream_costs_as_much_as_the_first() {
     for count in [50, 3000] {
         let allocator = Allocator::builder(model(80 * GIB)).build().unwrap();
         let pair = |stream| {
-            let block = allocator.alloc(512, stream).unwrap();
+            let block = allocator.alloc_raw(512, stream).unwrap();
             allocator.free(block).unwrap();
         };
         let mut streams = vec![MAIN];
@@ -290,8 +290,8 @@ fn pending_blocks_cost_a_query_a_stream() {
         driver.hold(other);
     }
     // A region of large blocks.
-    let first = allocator.alloc(PAGE, MAIN).unwrap();
-    let blocks: Vec<DeviceAddr> = (0..10_000).map(|_| allocator.alloc(512, MAIN).unwrap()).collect();
+    let first = allocator.alloc_raw(PAGE, MAIN).unwrap();
+    let blocks: Vec<DeviceAddr> = (0..10_000).map(|_| allocator.alloc_raw(512, MAIN).unwrap()).collect();
     for (number, block) in blocks.iter().enumerate() {
         allocator.record_stream(*block, others[number % 2]).unwrap();
         allocator.free(*block).unwrap();
@@ -299,18 +299,18 @@ fn pending_blocks_cost_a_query_a_stream() {
     let queries = || driver.calls()[DriverCall::EventQuery];
     let before = queries();
     let events = driver.usage().events;
-    let large = allocator.alloc(256 * PAGE, MAIN).unwrap();
+    let large = allocator.alloc_raw(256 * PAGE, MAIN).unwrap();
     let asked = queries() - before;
     assert!(asked <= 6, "{asked} queries: two looks at three streams");
     assert!(driver.usage().events <= events + 3);
     allocator.check();
     assert_eq!(allocator.stats().pending_bytes, 512 * 10_000);
     driver.complete(others[0]);
-    let larger = allocator.alloc(257 * PAGE, MAIN).unwrap();
+    let larger = allocator.alloc_raw(257 * PAGE, MAIN).unwrap();
     assert_eq!(allocator.stats().pending_bytes, 512 * 5_000);
     allocator.check();
     driver.complete(others[1]);
-    allocator.alloc(258 * PAGE, MAIN).unwrap();
+    allocator.alloc_raw(258 * PAGE, MAIN).unwrap();
     assert_eq!(allocator.stats().pending_bytes, 0);
     allocator.check();
     [first, large, larger].into_iter().for_each(|block| allocator.free(block).unwrap());
@@ -321,9 +321,9 @@ fn a_block_is_freed_while_the_host_waits_for_a_user() {
     let driver = busy(&model(80 * GIB));
     let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
     let stream = kept(&allocator);
-    let recorded = allocator.alloc(PAGE, MAIN).unwrap();
+    let recorded = allocator.alloc_raw(PAGE, MAIN).unwrap();
     allocator.record_stream(recorded, stream).unwrap();
-    let own = allocator.alloc(PAGE, stream).unwrap();
+    let own = allocator.alloc_raw(PAGE, stream).unwrap();
     driver.inner().hold(stream);
     allocator.free(own).unwrap();
     let (during, freed) = (allocator.clone(), Arc::new(OnceLock::new()));
@@ -349,7 +349,7 @@ fn a_new_stream_costs_no_more_after_many() {
         // Without slack the memory of other streams is wanted.
         let allocator = Allocator::builder(Arc::clone(&driver)).slack(1.0).build().unwrap();
         let use_and_end = |stream| {
-            let block = allocator.alloc(PAGE, stream).unwrap();
+            let block = allocator.alloc_raw(PAGE, stream).unwrap();
             allocator.free(block).unwrap();
             if forgotten {
                 allocator.forget_stream(stream).unwrap();

@@ -131,35 +131,31 @@ impl<D: Driver> Allocator<D> {
         self.inner.shared.backup_directory.as_deref()
     }
 
-    /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`] bytes.
-    ///
-    /// Work queued on `stream` from now on may use the memory. Work on other streams has to be ordered behind it by the
-    /// caller, and recorded with [`record_stream`](Self::record_stream). The content is undefined.
-    /// 0 bytes: an address of its own, with one granule behind it.
+    /// As [`alloc`](Self::alloc), and leaves it to the caller to [`free`](Self::free) the address.
     ///
     /// # Errors
-    /// [`AllocError`]; nothing has changed.
+    /// As `alloc`.
     #[inline]
-    pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+    pub fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
         self.inner.alloc(bytes, GRANULE, stream)
     }
 
-    /// As [`alloc`](Self::alloc), at a multiple of `alignment` bytes, a power of two.
+    /// As [`alloc_aligned`](Self::alloc_aligned), and leaves it to the caller to [`free`](Self::free) the address.
     ///
     /// # Errors
-    /// As `alloc`, and [`AllocError::Alignment`].
-    pub fn alloc_aligned(&self, bytes: u64, alignment: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+    /// As `alloc_aligned`.
+    pub fn alloc_raw_aligned(&self, bytes: u64, alignment: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
         if !alignment.is_power_of_two() {
             return Err(AllocError::Alignment { alignment });
         }
         self.inner.alloc(bytes, alignment.max(GRANULE), stream)
     }
 
-    /// Does the same as [`alloc_aligned`](Self::alloc_aligned), but only with memory that is cached for a
+    /// Does the same as [`alloc_raw_aligned`](Self::alloc_raw_aligned), but only with memory that is cached for a
     /// [kept](Self::keep_stream) stream: makes no driver call, and waits for no call that does. For callers that hold a lock of
     /// their own. Returns `None` where no such memory serves the request, and where `alignment` is not a power of two.
     #[inline]
-    pub fn alloc_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
+    pub fn alloc_raw_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
         if !alignment.is_power_of_two() {
             return None;
         }

@@ -47,7 +47,7 @@ impl PlainAllocator {
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`] when the driver finds no contiguous memory: its report says whether enough was free.
-    pub fn alloc(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+    pub fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
         let outcome = self.inner.device.mem_alloc(bytes.max(GRANULE));
         let mut books = self.inner.books.lock();
         books.stats.driver_calls[DriverCall::Create] += 1;

@@ -29,7 +29,7 @@ pub trait CustAllocator {
     /// values before reading them.
     ///
     /// # Errors
-    /// Returns the errors of [`Allocator::alloc_aligned`]. If the size in bytes overflows, it counts as `u64::MAX`
+    /// Returns the errors of [`Allocator::alloc_raw_aligned`]. If the size in bytes overflows, it counts as `u64::MAX`
     /// bytes, which always fails.
     fn alloc_pointer<T: DeviceCopy>(&self, count: usize, stream: &Stream) -> Result<DevicePointer<T>, AllocError>;
 
@@ -51,7 +51,7 @@ impl<D: Driver> CustAllocator for Allocator<D> {
     fn alloc_pointer<T: DeviceCopy>(&self, count: usize, stream: &Stream) -> Result<DevicePointer<T>, AllocError> {
         let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
         let alignment = (align_of::<T>() as u64).max(1);
-        Ok(DevicePointer::from_raw(self.alloc_aligned(bytes, alignment, stream.into())?.0))
+        Ok(DevicePointer::from_raw(self.alloc_raw_aligned(bytes, alignment, stream.into())?.0))
     }
 
     fn free_pointer<T: DeviceCopy>(&self, pointer: DevicePointer<T>) -> Result<(), FreeError> {

@@ -85,7 +85,7 @@ fn a_backup_shows_what_is_asleep() {
     let blocks = fill(&allocator, &SIZES);
     assert!(is_gone(&allocator, blocks[0].0), "nothing has slept");
     allocator.sleep(Backup::Pinned).unwrap();
-    let awake = allocator.alloc(PAGE, MAIN).unwrap();
+    let awake = allocator.alloc_raw(PAGE, MAIN).unwrap();
     have_backups(&allocator, &blocks);
     let (addr, bytes, seed) = blocks[4];
     let part = shown(&allocator, addr.offset(PAGE + 3), 1000).unwrap().0;
@@ -214,7 +214,7 @@ fn a_retained_backup_ends_with_its_block() {
     allocator.free(blocks[0].0).unwrap();
     allocator.check();
     assert!(is_gone(&allocator, blocks[0].0));
-    let again = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    let again = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
     assert_eq!(again, blocks[0].0);
     assert!(is_gone(&allocator, again));
     backup_of(&allocator, blocks[1]);
@@ -260,8 +260,8 @@ fn retained_memory_is_bounded() {
     let (_, allocator) = host(64);
     let mut kept = Vec::new();
     for seed in 0..12 {
-        let large = allocator.alloc(4 * PAGE, MAIN).unwrap();
-        let small = allocator.alloc(5 * KIB, MAIN).unwrap();
+        let large = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
+        let small = allocator.alloc_raw(5 * KIB, MAIN).unwrap();
         allocator.driver().fill(MAIN, small, 5 * KIB, seed).unwrap();
         kept.push((small, 5 * KIB, seed));
         allocator.sleep(Backup::Pinned).unwrap();
@@ -381,7 +381,7 @@ fn backups_are_read_beside_sleeps() {
 #[test]
 fn copies_without_bytes_are_not_shown() {
     let (_, allocator) = model(64);
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     assert_eq!(allocator.backup_at(block, PAGE, |_| ()).unwrap(), None);
     allocator.sleep(Backup::Pinned).unwrap();
     let refused = allocator.backup_at(block, PAGE, |_| ()).unwrap_err();

@@ -21,12 +21,12 @@ pub fn keeping<D: Driver>(builder: Builder<D>) -> Builder<D> {
 pub type Used = Vec<(DeviceAddr, u64, u64, bool)>;
 
 pub fn use_kept<D: WorkDriver>(allocator: &Allocator<D>) -> Used {
-    let page = || allocator.alloc(PAGE, MAIN).unwrap();
+    let page = || allocator.alloc_raw(PAGE, MAIN).unwrap();
     let [first, between, second, behind] = [page(), page(), page(), page()];
     [first, second].iter().for_each(|addr| allocator.free(*addr).unwrap());
-    let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     assert_eq!(allocator.stats().harvested_chunks, 2, "the pages have moved");
-    let small = allocator.alloc(3 * KIB, MAIN).unwrap();
+    let small = allocator.alloc_raw(3 * KIB, MAIN).unwrap();
     let freed = page();
     allocator.free(freed).unwrap();
     let driver = allocator.driver();
@@ -94,7 +94,7 @@ fn kept_memory_that_is_freed_asleep_wakes_as_well() {
     allocator.free(used[0].0).unwrap();
     used[0].3 = false;
     allocator.check();
-    let fresh = [PAGE, 3 * PAGE, 5 * KIB].map(|bytes| (allocator.alloc(bytes, MAIN).unwrap(), bytes));
+    let fresh = [PAGE, 3 * PAGE, 5 * KIB].map(|bytes| (allocator.alloc_raw(bytes, MAIN).unwrap(), bytes));
     for (seed, (addr, bytes)) in fresh.iter().enumerate() {
         driver.fill(MAIN, *addr, *bytes, seed as u64 + 10).unwrap();
         let is_apart =
@@ -111,7 +111,7 @@ fn kept_memory_that_is_freed_asleep_wakes_as_well() {
     verify_kept(&allocator, &used);
     // What was freed asleep is handed out again.
     let held = allocator.reserved_bytes();
-    assert_eq!(allocator.alloc(2 * PAGE, MAIN).unwrap(), used[0].0);
+    assert_eq!(allocator.alloc_raw(2 * PAGE, MAIN).unwrap(), used[0].0);
     assert_eq!(allocator.reserved_bytes(), held);
     used[0].3 = true;
     end_kept(allocator, &used);
@@ -170,7 +170,7 @@ fn kept_mappings_that_cannot_sleep_stay_awake() {
 fn a_wake_of_kept_chunks_that_is_short_changes_nothing() {
     let (driver, _) = model(32);
     let allocator = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
-    let blocks = [7 * PAGE, 3 * PAGE, 40 * KIB].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let blocks = [7 * PAGE, 3 * PAGE, 40 * KIB].map(|bytes| allocator.alloc_raw(bytes, MAIN).unwrap());
     let slept = allocator.sleep(Backup::Pinned).unwrap();
     is_refused_a_byte_less(&driver, &allocator, slept.asleep_bytes);
     driver.set_external(32 * PAGE - slept.asleep_bytes);

@@ -37,7 +37,7 @@ fn host(pages: u64) -> (Arc<HostDriver>, Allocator<HostDriver>) {
 /// Allocates blocks of these sizes and fills each with its number.
 fn fill<D: WorkDriver>(allocator: &Allocator<D>, sizes: &[u64]) -> Vec<(DeviceAddr, u64, u64)> {
     let block = |(seed, bytes): (usize, &u64)| {
-        let addr = allocator.alloc(*bytes, MAIN).unwrap();
+        let addr = allocator.alloc_raw(*bytes, MAIN).unwrap();
         allocator.driver().fill(MAIN, addr, *bytes, seed as u64).unwrap();
         (addr, *bytes, seed as u64)
     };
@@ -219,7 +219,7 @@ fn blocks_over_many_chunks_sleep_whole() {
             if done.load(Ordering::Relaxed) {
                 break;
             }
-            mine.push(allocator.alloc([SMALL_PAGE + SMALL_PAGE / 2, 700, 3 * SMALL_PAGE][turn % 3], MAIN).unwrap());
+            mine.push(allocator.alloc_raw([SMALL_PAGE + SMALL_PAGE / 2, 700, 3 * SMALL_PAGE][turn % 3], MAIN).unwrap());
             if mine.len() > 20 {
                 allocator.free(mine.swap_remove(turn % 20)).unwrap();
             }
@@ -256,16 +256,16 @@ fn blocks_over_many_chunks_sleep_whole() {
 fn what_is_asleep_is_counted() {
     let (_, allocator) = model(32);
     assert_eq!(allocator.asleep(), Default::default());
-    let blocks = [3 * PAGE, PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let blocks = [3 * PAGE, PAGE / 2].map(|bytes| allocator.alloc_raw(bytes, MAIN).unwrap());
     let slept = allocator.sleep(Backup::Pinned).unwrap();
     let asleep = allocator.asleep();
     assert_eq!((asleep.asleep_bytes, asleep.live_bytes), (slept.asleep_bytes, 3 * PAGE + PAGE / 2));
     assert_eq!((asleep.backup_bytes, slept.copied_bytes), (slept.copied_bytes, 3 * PAGE + PAGE / 2));
-    let other = allocator.alloc(PAGE, MAIN).unwrap();
+    let other = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let named = allocator.live().into_iter().filter(|live| live.asleep).map(|live| live.addr).collect::<Vec<_>>();
     assert_eq!(named, blocks);
     allocator.free(other).unwrap();
-    let error = allocator.alloc(40 * PAGE, MAIN).unwrap_err();
+    let error = allocator.alloc_raw(40 * PAGE, MAIN).unwrap_err();
     let report = error.report().unwrap();
     assert_eq!((report.asleep_bytes, report.live_asleep_bytes), (slept.asleep_bytes, 3 * PAGE + PAGE / 2));
     assert!(error.to_string().contains("7 MiB of these are asleep and need 8 MiB to wake"), "{error}");
@@ -274,7 +274,7 @@ fn what_is_asleep_is_counted() {
     assert_eq!(allocator.asleep().live_bytes, PAGE / 2);
     allocator.wake(NOW).unwrap();
     assert_eq!(allocator.asleep(), Default::default());
-    assert!(!allocator.alloc(40 * PAGE, MAIN).unwrap_err().to_string().contains("asleep"));
+    assert!(!allocator.alloc_raw(40 * PAGE, MAIN).unwrap_err().to_string().contains("asleep"));
     allocator.free(blocks[1]).unwrap();
     allocator.close().unwrap();
 }
@@ -288,7 +288,7 @@ fn what_is_asleep_is_refused_by_name() {
         drop(allocator);
         Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap()
     };
-    let [block, beside] = [PAGE / 2, PAGE / 2].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let [block, beside] = [PAGE / 2, PAGE / 2].map(|bytes| allocator.alloc_raw(bytes, MAIN).unwrap());
     let ticket = allocator.ticket(beside).unwrap();
     assert_eq!(ticket.sleeps(), 0);
     allocator.sleep(Backup::Pinned).unwrap();
@@ -346,7 +346,7 @@ fn a_wake_takes_free_chunks() {
     let (_, allocator) = model(32);
     let blocks = fill(&allocator, &[6 * PAGE, 5 * PAGE, 300 * KIB]);
     let slept = allocator.sleep(Backup::Discard).unwrap();
-    let others: Vec<_> = (0..32).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let others: Vec<_> = (0..32).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
     let needed = slept.asleep_bytes / PAGE;
     others.iter().step_by(2).take(needed as usize - 1).for_each(|addr| allocator.free(*addr).unwrap());
     allocator.wake(NOW).unwrap_err();
@@ -370,12 +370,12 @@ fn a_sleep_waits_once() {
     let mut blocks = Vec::new();
     for stream in &streams {
         for bytes in [3 * PAGE, 40 * KIB] {
-            let addr = allocator.alloc(bytes, *stream).unwrap();
+            let addr = allocator.alloc_raw(bytes, *stream).unwrap();
             driver.hold(*stream);
             driver.fill(*stream, addr, bytes, 1).unwrap();
             blocks.push(addr);
         }
-        let freed = allocator.alloc(2 * PAGE, *stream).unwrap();
+        let freed = allocator.alloc_raw(2 * PAGE, *stream).unwrap();
         driver.fill(*stream, freed, 2 * PAGE, 1).unwrap();
         allocator.record_stream(freed, MAIN).unwrap();
         allocator.free(freed).unwrap();
@@ -414,7 +414,7 @@ fn other_threads_go_on() {
         while !done.load(Ordering::Relaxed) {
             seed += 1;
             let bytes = [300, 40 * KIB, PAGE / 2, 2 * PAGE + 512][seed as usize % 4];
-            let addr = allocator.alloc(bytes, stream).unwrap();
+            let addr = allocator.alloc_raw(bytes, stream).unwrap();
             match allocator.pin(addr) {
                 Ok(pin) => {
                     driver.fill(stream, addr, bytes, seed).unwrap();
@@ -488,7 +488,7 @@ fn a_capture_forbids_both() {
     let (driver, allocator) = model(64);
     let captured = driver.create_stream().unwrap();
     allocator.keep_stream(captured).unwrap();
-    let block = allocator.alloc(3 * PAGE, captured).unwrap();
+    let block = allocator.alloc_raw(3 * PAGE, captured).unwrap();
     driver.begin_capture(captured);
     let refused = allocator.sleep(Backup::Pinned).unwrap_err();
     assert!(refused.to_string().contains("being captured"), "{refused}");
@@ -514,15 +514,15 @@ fn a_wake_undoes_what_large_chunks_had_pinned() {
         Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(8 * PAGE)).build().unwrap()
     };
     // One growth in chunks of eight pages, which blocks of a page take their parts of.
-    allocator.free(allocator.alloc(64 * PAGE, MAIN).unwrap()).unwrap();
-    let blocks: Vec<_> = (0..64).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    allocator.free(allocator.alloc_raw(64 * PAGE, MAIN).unwrap()).unwrap();
+    let blocks: Vec<_> = (0..64).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
     let (kept, freed): (Vec<_>, Vec<_>) = blocks.iter().enumerate().partition(|(at, _)| at % 8 == 0);
     freed.iter().for_each(|(_, addr)| allocator.free(**addr).unwrap());
-    assert!(allocator.alloc(16 * PAGE, MAIN).is_err(), "each chunk has a live block");
+    assert!(allocator.alloc_raw(16 * PAGE, MAIN).is_err(), "each chunk has a live block");
     allocator.sleep(Backup::Pinned).unwrap();
     let woken = allocator.wake(NOW).unwrap();
     assert_eq!(woken.mapped_bytes, 8 * PAGE);
-    let large = allocator.alloc(48 * PAGE, MAIN).unwrap();
+    let large = allocator.alloc_raw(48 * PAGE, MAIN).unwrap();
     allocator.check();
     allocator.free(large).unwrap();
     kept.iter().for_each(|(_, addr)| allocator.free(**addr).unwrap());

@@ -86,7 +86,7 @@ fn others_allocate_and_free_between_the_steps() {
         let also_gone = blocks.remove(1);
         allocator.free(also_gone.0).unwrap();
         allocator.check();
-        let fresh: Vec<DeviceAddr> = (0..20).map_while(|_| allocator.alloc(PAGE, MAIN).ok()).collect();
+        let fresh: Vec<DeviceAddr> = (0..20).map_while(|_| allocator.alloc_raw(PAGE, MAIN).ok()).collect();
         allocator.check();
         let held = PAGE * (16 - fresh.len() as u64);
         assert!(held >= 6 * PAGE, "what was withheld was handed out");
@@ -113,7 +113,7 @@ fn kept_mappings_are_there_again() {
         falling.unmap().unwrap();
         allocator.check();
         for (seed, bytes) in [PAGE, 2 * PAGE, 5 * KIB].into_iter().enumerate() {
-            let addr = allocator.alloc(bytes, MAIN).unwrap();
+            let addr = allocator.alloc_raw(bytes, MAIN).unwrap();
             driver.fill(MAIN, addr, bytes, seed as u64 + 10).unwrap();
             used.push((addr, bytes, seed as u64 + 10, true));
         }

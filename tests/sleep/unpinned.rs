@@ -253,7 +253,7 @@ fn a_model_keeps_the_books() {
     for kind in KINDS {
         let builder = Allocator::builder(Arc::clone(&driver)).copy_slot_bytes(PAGE);
         let allocator = builder.backup_directory(directory.path()).build().unwrap();
-        let block = allocator.alloc(5 * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(5 * PAGE, MAIN).unwrap();
         allocator.sleep(kind).unwrap();
         allocator.check();
         let refused = allocator.backup_at(block, 1, |_| ()).unwrap_err();

@@ -62,7 +62,7 @@ fn a_failure_that_cannot_be_undone_poisons_and_the_rest_goes_on() {
                 // All of these calls fail from the n-th one on.
                 let fault = Fault::nth(nth, DriverErrorKind::InvalidValue);
                 runner.driver().arm(fault.only([first, DriverCall::Unmap]).from_then_on());
-                let outcome = runner.allocator().alloc(bytes, runner.stream(stream));
+                let outcome = runner.allocator().alloc_raw(bytes, runner.stream(stream));
                 runner.driver().disarm();
                 let error = match outcome {
                     Ok(addr) => {
@@ -103,10 +103,10 @@ fn a_lost_device_is_an_error_and_not_a_loop() {
     runner.driver().arm(Fault::nth(0, DriverErrorKind::DeviceLost).from_then_on());
     let lost = |error| matches!(error, AllocError::Driver(error) if error.kind == DriverErrorKind::DeviceLost);
     let allocator = runner.allocator();
-    assert!(lost(allocator.alloc(1 << 18, StreamId::DEFAULT).unwrap_err()));
+    assert!(lost(allocator.alloc_raw(1 << 18, StreamId::DEFAULT).unwrap_err()));
     let fired = runner.driver().fired();
     for _ in 0..10 {
-        assert!(lost(allocator.alloc(1 << 18, StreamId::DEFAULT).unwrap_err()));
+        assert!(lost(allocator.alloc_raw(1 << 18, StreamId::DEFAULT).unwrap_err()));
     }
     assert_eq!(runner.driver().fired(), fired, "a poisoned allocator makes no driver calls");
     allocator.check();
@@ -147,7 +147,7 @@ fn a_captured_stream_that_pins_everything_is_no_endless_loop() {
         }
         let device = runner.driver().inner().inner();
         device.begin_capture(runner.stream(1));
-        let error = runner.allocator().alloc(6 * PAGE, runner.stream(0)).unwrap_err();
+        let error = runner.allocator().alloc_raw(6 * PAGE, runner.stream(0)).unwrap_err();
         assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
         runner.note_refusal(&error);
         runner.allocator().check();
@@ -167,7 +167,7 @@ fn a_block_that_waits_for_a_captured_stream_is_no_endless_loop() {
     let streams = [0, 2].map(|number| runner.stream(number));
     runner.driver().inner().inner().begin_capture(streams[1]);
     runner.step(free(0));
-    let error = runner.allocator().alloc(6 * PAGE, streams[0]).unwrap_err();
+    let error = runner.allocator().alloc_raw(6 * PAGE, streams[0]).unwrap_err();
     assert!(matches!(error, AllocError::OutOfMemory(_)), "{error}");
     runner.note_refusal(&error);
     runner.driver().inner().inner().end_capture(streams[1]);
@@ -194,7 +194,7 @@ fn a_destroyed_stream_does_not_stop_the_others() {
     }
     let gone = runner.stream(1);
     runner.driver().inner().destroy_stream(gone).unwrap();
-    let addr = runner.allocator().alloc(4 * PAGE, runner.stream(2)).unwrap();
+    let addr = runner.allocator().alloc_raw(4 * PAGE, runner.stream(2)).unwrap();
     runner.allocator().free(addr).unwrap();
     runner.allocator().check();
 }

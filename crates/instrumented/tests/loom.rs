@@ -107,14 +107,14 @@ fn the_peak_is_dealt_without_losing_it() {
         let (allocator, _, other) = allocator(4);
         // A cached block for each stream, so that both allocate without the slow path, which distributes limits in any
         // case.
-        let cached = [StreamId::DEFAULT, other].map(|stream| allocator.alloc(PAGE, stream).unwrap());
+        let cached = [StreamId::DEFAULT, other].map(|stream| allocator.alloc_raw(PAGE, stream).unwrap());
         for addr in cached {
             allocator.free(addr).unwrap();
         }
         allocator.reset_peaks();
         let clone = allocator.clone();
         let thread = loom::thread::spawn(move || clone.alloc(PAGE, other).unwrap());
-        let one = allocator.alloc(PAGE, StreamId::DEFAULT).unwrap();
+        let one = allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap();
         let two = thread.join().unwrap();
         for addr in [one, two] {
             allocator.free(addr).unwrap();
@@ -132,7 +132,7 @@ fn the_peak_is_dealt_without_losing_it() {
 fn a_free_is_stamped_no_earlier_than_its_event() {
     bounded(2, || {
         let (allocator, driver, other) = allocator(2);
-        let addrs = [0, 1].map(|_| allocator.alloc(PAGE, StreamId::DEFAULT).unwrap());
+        let addrs = [0, 1].map(|_| allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap());
         allocator.free(addrs[0]).unwrap();
         driver.hold(StreamId::DEFAULT);
         let clone = allocator.clone();
@@ -141,10 +141,10 @@ fn a_free_is_stamped_no_earlier_than_its_event() {
             work.fill(StreamId::DEFAULT, addrs[1], PAGE, 1).unwrap();
             clone.free(addrs[1]).unwrap();
         });
-        let first = allocator.alloc(PAGE, other).unwrap();
+        let first = allocator.alloc_raw(PAGE, other).unwrap();
         driver.fill(other, first, PAGE, 2).unwrap();
         thread.join().unwrap();
-        let second = allocator.alloc(PAGE, other).unwrap();
+        let second = allocator.alloc_raw(PAGE, other).unwrap();
         driver.fill(other, second, PAGE, 3).unwrap();
         assert_eq!(driver.take_observations(), [""; 0]);
         allocator.check();

@@ -69,12 +69,12 @@ fn a_free_that_seals_amid_a_growth() {
             let allocator = runner.allocator();
             let shared = allocator.live()[0].addr;
             shuttle::thread::scope(|scope| {
-                scope.spawn(|| allocator.alloc(3 * world.page_bytes, runner.stream(0)).unwrap());
+                scope.spawn(|| allocator.alloc_raw(3 * world.page_bytes, runner.stream(0)).unwrap());
                 scope.spawn(|| allocator.free(shared).unwrap());
             });
             let witness = runner.driver().inner();
             // Usually there is no block: the remaining memory waits for work that has not completed.
-            if let Ok(addr) = allocator.alloc(world.page_bytes, runner.stream(2)) {
+            if let Ok(addr) = allocator.alloc_raw(world.page_bytes, runner.stream(2)) {
                 witness.fill(runner.stream(2), addr, world.page_bytes, 7).unwrap();
             }
             assert_eq!(witness.take_observations(), [""; 0]);
@@ -108,7 +108,7 @@ fn a_block_that_grows_while_its_order_is_made() {
                     witness.fill(runner.stream(1), neighbour, half, 7).unwrap();
                     allocator.free(neighbour).unwrap();
                 });
-                let taken = scope.spawn(|| allocator.alloc(half, runner.stream(2)).unwrap());
+                let taken = scope.spawn(|| allocator.alloc_raw(half, runner.stream(2)).unwrap());
                 taken.join().unwrap()
             });
             witness.fill(runner.stream(2), taken, half, 8).unwrap();
@@ -144,11 +144,11 @@ fn free_memory_that_is_elsewhere_at_each_look() {
                         allocator.free(held).unwrap();
                         // The growth may have been faster.
                         let stream = runner.stream([2, 1][turn % 2]);
-                        let Some(block) = allocator.alloc_cached(2 * world.page_bytes, 512, stream) else { return };
+                        let Some(block) = allocator.alloc_raw_cached(2 * world.page_bytes, 512, stream) else { return };
                         held = block;
                     }
                 });
-                scope.spawn(|| allocator.alloc(2 * world.page_bytes, runner.stream(0)).unwrap());
+                scope.spawn(|| allocator.alloc_raw(2 * world.page_bytes, runner.stream(0)).unwrap());
             });
             allocator.check();
         },
@@ -178,17 +178,17 @@ fn a_growth_beside_pairs_on_the_stream_of_its_chunks() {
                 scope.spawn(|| {
                     for _ in 0..4 {
                         // The first is free again while the second is not: claims go by address.
-                        let pair = [(); 2].map(|()| allocator.alloc_cached(world.page_bytes, 512, stream));
+                        let pair = [(); 2].map(|()| allocator.alloc_raw_cached(world.page_bytes, 512, stream));
                         pair.into_iter().flatten().for_each(|block| allocator.free(block).unwrap());
                     }
                 });
-                let grown = scope.spawn(|| allocator.alloc(2 * world.page_bytes, runner.stream(0)).unwrap());
+                let grown = scope.spawn(|| allocator.alloc_raw(2 * world.page_bytes, runner.stream(0)).unwrap());
                 allocator.free(grown.join().unwrap()).unwrap();
             });
             allocator.check();
             assert_eq!(runner.driver().inner().take_observations(), [""; 0]);
             // Nothing stayed claimed: all that is free can be had.
-            let rest = allocator.alloc(3 * world.page_bytes, runner.stream(0)).unwrap();
+            let rest = allocator.alloc_raw(3 * world.page_bytes, runner.stream(0)).unwrap();
             allocator.free(rest).unwrap();
         },
         5_000,
@@ -210,7 +210,7 @@ fn goes_on_beside(sleeps_and_wakes: fn(&Subject<Model>), meanwhile: Meanwhile) {
     let home = runner.stream(1);
     // The first two share a page; the others cover pages of their own.
     let blocks = [1000, 1000, 2 * world.page_bytes, world.page_bytes].map(|bytes| {
-        let addr = allocator.alloc(bytes, home).unwrap();
+        let addr = allocator.alloc_raw(bytes, home).unwrap();
         witness.fill(home, addr, bytes, bytes).unwrap();
         (addr, bytes)
     });
@@ -242,7 +242,7 @@ fn goes_on_beside(sleeps_and_wakes: fn(&Subject<Model>), meanwhile: Meanwhile) {
     assert_eq!((stats.asleep_bytes, stats.live_bytes), (0, 0));
     // Nothing stayed claimed, and nothing that waits for a stream is lost: all there is can be had.
     witness.synchronize(runner.stream(2)).unwrap();
-    let all = allocator.alloc(world.bytes(), home).unwrap();
+    let all = allocator.alloc_raw(world.bytes(), home).unwrap();
     allocator.free(all).unwrap();
 }
 
@@ -251,13 +251,13 @@ fn schedules_beside(sleeps_and_wakes: fn(&Subject<Model>)) {
         let allocator = runner.allocator();
         allocator.free(first.0).unwrap();
         allocator.record_stream(second.0, runner.stream(2)).unwrap();
-        Some((allocator.alloc(1000, runner.stream(1)).unwrap(), 1000))
+        Some((allocator.alloc_raw(1000, runner.stream(1)).unwrap(), 1000))
     };
     let large: Meanwhile = |runner, [.., third, _]| {
         let allocator = runner.allocator();
         allocator.record_stream(third.0, runner.stream(2)).unwrap();
         allocator.free(third.0).unwrap();
-        Some((allocator.alloc(third.1, runner.stream(1)).unwrap(), third.1))
+        Some((allocator.alloc_raw(third.1, runner.stream(1)).unwrap(), third.1))
     };
     let pinned: Meanwhile = |runner, [first, .., last]| {
         for (addr, _) in [first, last] {

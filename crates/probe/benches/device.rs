@@ -101,7 +101,7 @@ fn grow(criterion: &mut Criterion) {
                     let allocator = allocator(&driver, policy, budget);
                     let start = Instant::now();
                     let blocks: Vec<DeviceAddr> =
-                        (0..bytes / block).map(|_| allocator.alloc(block, MAIN).expect("memory")).collect();
+                        (0..bytes / block).map(|_| allocator.alloc_raw(block, MAIN).expect("memory")).collect();
                     let time = start.elapsed();
                     blocks.into_iter().for_each(|addr| allocator.free(addr).expect("a free"));
                     drop(allocator);
@@ -127,7 +127,7 @@ fn cached(criterion: &mut Criterion) {
             driver.synchronize(stream).expect("an end");
         });
         let allocator = allocator(&driver, ChunkPolicy::Auto, available(&driver, GIB));
-        let warm = allocator.alloc(bytes, stream).expect("memory");
+        let warm = allocator.alloc_raw(bytes, stream).expect("memory");
         allocator.free(warm).expect("a free");
         // A stream that may be destroyed at any time costs questions to the driver; one that is kept costs none.
         for name in ["gapless", "gapless, kept stream"] {
@@ -136,7 +136,7 @@ fn cached(criterion: &mut Criterion) {
             }
             group.bench_function(BenchmarkId::new(name, ByteSize(bytes)), |bencher| {
                 bencher.iter(|| {
-                    let addr = allocator.alloc(black_box(bytes), stream).expect("memory");
+                    let addr = allocator.alloc_raw(black_box(bytes), stream).expect("memory");
                     allocator.free(addr).expect("a free");
                 });
             });
@@ -178,10 +178,10 @@ fn remap(criterion: &mut Criterion) {
             (0..rounds).fold(Duration::ZERO, |sum, _| {
                 let allocator = allocator(&driver, ChunkPolicy::Fixed(page), 2 * bytes);
                 let blocks: Vec<DeviceAddr> =
-                    (0..2 * bytes / page).map(|_| allocator.alloc(page, MAIN).expect("memory")).collect();
+                    (0..2 * bytes / page).map(|_| allocator.alloc_raw(page, MAIN).expect("memory")).collect();
                 blocks.iter().step_by(2).for_each(|&addr| allocator.free(addr).expect("a free"));
                 let start = Instant::now();
-                let large = allocator.alloc(bytes, MAIN).expect("the promise");
+                let large = allocator.alloc_raw(bytes, MAIN).expect("the promise");
                 let time = start.elapsed();
                 allocator.free(large).expect("a free");
                 blocks.iter().skip(1).step_by(2).for_each(|&addr| allocator.free(addr).expect("a free"));

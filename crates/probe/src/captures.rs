@@ -51,7 +51,7 @@ pub(super) const CAPTURE_REQUEST: Question = Question {
                 let pool = builder.keep_mappings().build().map_err(|error| unopened(&error))?;
                 let stream = driver.create_stream()?;
                 let request = || {
-                    let block = pool.alloc(driver.granularity(), stream).map_err(|error| unopened(&error))?;
+                    let block = pool.alloc_raw(driver.granularity(), stream).map_err(|error| unopened(&error))?;
                     pool.free(block).map_err(|error| unopened(&error))
                 };
                 begin_in(driver, stream, mode)?;

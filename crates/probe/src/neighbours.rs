@@ -348,6 +348,6 @@ fn request_on(driver: &Subject, stream: StreamId) -> DriverResult<()> {
     let opened = driver.builder.clone().open().map_err(|error| failed(&error))?;
     let allocator = Allocator::builder(Arc::new(opened)).budget(8 * driver.granularity()).build();
     let allocator = allocator.map_err(|error| failed(&error))?;
-    let block: DeviceAddr = allocator.alloc(driver.granularity(), stream).map_err(|error| failed(&error))?;
+    let block: DeviceAddr = allocator.alloc_raw(driver.granularity(), stream).map_err(|error| failed(&error))?;
     allocator.free(block).map_err(|error| failed(&error))
 }

@@ -57,15 +57,15 @@ impl Request {
             allocator.keep_stream(self.stream)?;
         }
         match self.alignment {
-            1 => allocator.alloc(self.bytes, self.stream),
-            alignment => allocator.alloc_aligned(self.bytes, alignment, self.stream),
+            1 => allocator.alloc_raw(self.bytes, self.stream),
+            alignment => allocator.alloc_raw_aligned(self.bytes, alignment, self.stream),
         }
     }
 
     /// As [`serve`](Self::serve), if the allocator has cached memory for it: takes moments.
     #[inline]
     pub(crate) fn serve_cached<D: Driver>(&self, allocator: &Allocator<D>) -> Option<DeviceAddr> {
-        allocator.alloc_cached(self.bytes, self.alignment, self.stream)
+        allocator.alloc_raw_cached(self.bytes, self.alignment, self.stream)
     }
 }
 

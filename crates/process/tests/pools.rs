@@ -110,7 +110,7 @@ fn a_released_pool_with_late_memory_stays() {
     device.pools().add_user(POOL).unwrap();
     let pool = device.pools().named(POOL).unwrap();
     device.pools().release(POOL);
-    let late = pool.allocator().alloc(2 * MIB, StreamId::DEFAULT).unwrap();
+    let late = pool.allocator().alloc_raw(2 * MIB, StreamId::DEFAULT).unwrap();
     drop(pool);
     device.trim(0).unwrap();
     assert!(device.holds(late));

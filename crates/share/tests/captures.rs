@@ -134,7 +134,7 @@ impl World {
             return;
         }
         let (bytes, seed) = (1 + random.below(3 * PAGE as usize) as u64, random.0);
-        if let Ok(addr) = self.allocator.alloc(bytes, MAIN) {
+        if let Ok(addr) = self.allocator.alloc_raw(bytes, MAIN) {
             fill(self.allocator.driver(), addr, bytes, seed);
             let handle = self.exporter.export(&self.allocator, addr).unwrap();
             self.exported.push(Exported { addr, bytes, seed, handle });

@@ -142,7 +142,7 @@ fn what_opens_too_late_is_not_held() {
     // What was open once and is kept here does not hold the connection, either.
     importer.keep_closed(PAGE);
     drop(importer.open(&offer.handle).unwrap());
-    let block = offer.allocator.alloc(PAGE, MAIN).unwrap();
+    let block = offer.allocator.alloc_raw(PAGE, MAIN).unwrap();
     let other = offer.exporter.export(&offer.allocator, block).unwrap();
     let gives_up = || matches!(importer.open_within(&other, NO_TIME), Err(ShareError::NoAnswer { .. }));
     assert!((0..1000).any(|_| gives_up()), "every answer came in time");
@@ -276,7 +276,7 @@ fn an_exporter_answers_while_its_allocator_waits() {
     let _turn = folder(&place.path().join("sockets"));
     let offer = Offer::new();
     let importer = Importer::new(device());
-    let other = offer.allocator.alloc(40 * PAGE, MAIN).unwrap();
+    let other = offer.allocator.alloc_raw(40 * PAGE, MAIN).unwrap();
     offer.allocator.free(other).unwrap();
     std::thread::scope(|scope| {
         let ((is_inside, inside), (go_on, may_go_on)) = (channel(), channel());
@@ -339,7 +339,7 @@ fn offers_that_are_gone_are_forgotten() {
     let _turn = folder(&place.path().join("sockets"));
     let offer = Offer::new();
     for _ in 0..5000 {
-        let block = offer.allocator.alloc(4096, MAIN).unwrap();
+        let block = offer.allocator.alloc_raw(4096, MAIN).unwrap();
         offer.exporter.export(&offer.allocator, block).unwrap();
         offer.allocator.free(block).unwrap();
         assert!(offer.exporter.offers() <= 1025, "{} offers of one live block", offer.exporter.offers());
@@ -356,7 +356,7 @@ fn gone_offers_among_many_live_ones() {
     let _turn = folder(&place.path().join("sockets"));
     let offer = Offer::new();
     let export = || {
-        let block = offer.allocator.alloc(4096, MAIN).unwrap();
+        let block = offer.allocator.alloc_raw(4096, MAIN).unwrap();
         offer.exporter.export(&offer.allocator, block).unwrap();
         block
     };

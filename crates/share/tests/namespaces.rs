@@ -114,7 +114,7 @@ fn descriptors_that_nobody_reads() {
     }
     let honest = Importer::new(device());
     let open = honest.open(&offer.handle).unwrap();
-    let second = offer.allocator.alloc(PAGE, offer::MAIN).unwrap();
+    let second = offer.allocator.alloc_raw(PAGE, offer::MAIN).unwrap();
     let handle = offer.exporter.export(&offer.allocator, second).unwrap();
     limit_descriptors(LIMIT_OF_DESCRIPTORS);
     let hoarder = offer.connect();

@@ -23,7 +23,7 @@ fn folders_of_others_are_not_used() {
     let place = tempfile::tempdir().unwrap();
     let export = || {
         let allocator = Allocator::builder(device()).build().unwrap();
-        let block = allocator.alloc(PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
         Exporter::new().export(&allocator, block).map(drop)
     };
     let open = place.path().join("open");
@@ -64,7 +64,7 @@ fn the_longest_path_of_a_socket() {
     }
     let _turn = folder(&place.path().join("x".repeat(of_folder + 1)));
     let allocator = Allocator::builder(device()).build().unwrap();
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     match Exporter::new().export(&allocator, block) {
         Err(ShareError::LongPath(path)) => assert_eq!(path.as_os_str().len(), 108),
         other => panic!("{other:?}"),
@@ -184,7 +184,7 @@ fn lost_of(starts: usize, threads: usize) -> usize {
     let place = tempfile::tempdir().unwrap();
     let _turn = folder(&place.path().join("sockets"));
     let allocator = Allocator::builder(device()).build().unwrap();
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let start = || {
         let exporter = Exporter::new();
         let bytes = exporter.export(&allocator, block).unwrap().to_bytes();

@@ -66,7 +66,7 @@ impl Side {
         let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
         let (exporter, importer) = (Exporter::new(), Importer::new(Arc::clone(&driver)));
         // From its first check on, a driver holds a page for what it finds.
-        let addr = allocator.alloc(PAGE, MAIN).unwrap();
+        let addr = allocator.alloc_raw(PAGE, MAIN).unwrap();
         fill(&driver, addr, PAGE, 0);
         assert!(holds(&driver, addr, PAGE, 0));
         allocator.free(addr).unwrap();
@@ -88,7 +88,7 @@ impl Side {
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         match words[0] {
             "offer" => {
-                let addr = self.allocator.alloc(number(2) * PAGE, MAIN).unwrap();
+                let addr = self.allocator.alloc_raw(number(2) * PAGE, MAIN).unwrap();
                 fill(&self.driver, addr, number(2) * PAGE, number(3));
                 self.own.insert(words[1].to_owned(), addr);
                 to_hex(&self.exporter.export(&self.allocator, addr).unwrap())

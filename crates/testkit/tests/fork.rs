@@ -13,7 +13,7 @@ fn sees_the_error_everywhere(mut runner: Runner<Host>) -> bool {
     // Dropping the simulated device would wait for its threads, which do not exist in the child.
     std::mem::forget(Arc::clone(runner.driver()));
     let refused = |result| matches!(result, Err(AllocError::Forked { .. }));
-    let grows = refused(runner.allocator().alloc(500_000, runner.stream(0)));
+    let grows = refused(runner.allocator().alloc_raw(500_000, runner.stream(0)));
     let trims = refused(runner.allocator().trim(0).map(|_| gapless::DeviceAddr(0)));
     let reserves = matches!(runner.allocator().reserve_range(1), Err(AllocError::Forked { .. }));
     let ranges = runner.ranges_refuse(|error| matches!(error, AllocError::Forked { .. }));
@@ -69,14 +69,14 @@ fn a_child_does_not_wait_for_a_thread_of_its_parent() {
     let ((inside, is_inside), (go_on, may_go_on)) = (channel(), channel());
     allocator.listeners().add(Arc::new(Stays { inside, go_on: Mutex::new(may_go_on) })).unwrap();
     let other = allocator.clone();
-    let thread = std::thread::spawn(move || other.alloc(1 << 20, StreamId::DEFAULT).unwrap());
+    let thread = std::thread::spawn(move || other.alloc_raw(1 << 20, StreamId::DEFAULT).unwrap());
     is_inside.recv().unwrap();
     // Dropped in the child alone, whose memory is its own.
     let mut held = Some((range, registered));
     let status = in_a_child(|| {
         drop(held.take());
         let set = allocator.set_budget(3 << 20).is_ok() && allocator.budget() == 3 << 20;
-        set && matches!(allocator.alloc(1 << 20, StreamId::DEFAULT), Err(AllocError::Forked { .. }))
+        set && matches!(allocator.alloc_raw(1 << 20, StreamId::DEFAULT), Err(AllocError::Forked { .. }))
     });
     go_on.send(()).unwrap();
     let block = thread.join().unwrap();

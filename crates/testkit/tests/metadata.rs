@@ -114,7 +114,7 @@ fn an_allocation_takes_at_most_128_bytes() {
         let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 1 << 40, ..ModelConfig::default() }));
         let (counted, (allocator, mut live)) = held(|| {
             let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(2 << 20)).build().unwrap();
-            let live: Vec<_> = (0..count).map(|_| allocator.alloc(40 << 10, StreamId::DEFAULT).unwrap()).collect();
+            let live: Vec<_> = (0..count).map(|_| allocator.alloc_raw(40 << 10, StreamId::DEFAULT).unwrap()).collect();
             (allocator, live)
         });
         let reported = || allocator.stats().metadata_bytes;
@@ -126,7 +126,7 @@ fn an_allocation_takes_at_most_128_bytes() {
             let block = &mut live[((state >> 33) % count) as usize];
             allocator.free(*block).unwrap();
             let bytes = (512 << ((state >> 20) % 9)) + (state >> 50) % 3000;
-            *block = allocator.alloc(bytes, StreamId::DEFAULT).unwrap();
+            *block = allocator.alloc_raw(bytes, StreamId::DEFAULT).unwrap();
         }
         assert!(reported() <= 128 * count, "{} bytes for {count} allocations among free blocks", reported());
     }

@@ -246,7 +246,7 @@ impl<D: Driver> Policy for Allocator<D> {
     }
 
     fn alloc(&mut self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, PolicyError> {
-        Self::alloc(self, bytes, stream).map_err(of_gapless)
+        Self::alloc_raw(self, bytes, stream).map_err(of_gapless)
     }
 
     fn free(&mut self, addr: DeviceAddr) -> Result<(), PolicyError> {

@@ -95,7 +95,7 @@ mod tests {
     fn allocator() -> Broken {
         let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 6 * PAGE, ..ModelConfig::default() }));
         let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-        let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+        let blocks = [(); 4].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
         let mut ranges = [(); 2].map(|()| allocator.reserve_range(2 * PAGE).unwrap());
         ranges[0].grow(2 * PAGE, MAIN).unwrap();
         let [from, to] = &mut ranges;
@@ -103,7 +103,7 @@ mod tests {
         std::mem::forget(ranges);
         allocator.free(blocks[0]).unwrap();
         allocator.free(blocks[2]).unwrap();
-        allocator.alloc(2 * PAGE, MAIN).unwrap();
+        allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
         ManuallyDrop::new(allocator)
     }
 

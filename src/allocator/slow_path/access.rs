@@ -60,7 +60,7 @@ mod tests {
             calls[DriverCall::SetAccess]
         };
         assert_eq!(renewed(), 0, "nothing is mapped");
-        let blocks: Vec<_> = (0..5).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+        let blocks: Vec<_> = (0..5).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
         assert_eq!(renewed(), 1);
         let mut range = allocator.reserve_range(4 * PAGE).unwrap();
         range.grow(2 * PAGE, MAIN).unwrap();
@@ -68,9 +68,9 @@ mod tests {
         // The free pages move behind the last block: their old views are stale, and still mapped in the run.
         allocator.free(blocks[0]).unwrap();
         allocator.free(blocks[2]).unwrap();
-        let small = allocator.alloc(100, MAIN).unwrap();
+        let small = allocator.alloc_raw(100, MAIN).unwrap();
         assert_eq!(renewed(), 3);
-        let joined = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        let joined = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
         assert_eq!(renewed(), 3, "a stale view is renewed with its neighbours");
         for block in [blocks[1], blocks[3], blocks[4], small, joined] {
             allocator.free(block).unwrap();
@@ -82,12 +82,12 @@ mod tests {
     fn what_is_stuck_is_left_out() {
         let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
         let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-        let before = allocator.alloc(PAGE, MAIN).unwrap();
+        let before = allocator.alloc_raw(PAGE, MAIN).unwrap();
         let calls = [DriverCall::SetAccess, DriverCall::Unmap];
         driver.arm(Fault::nth(0, DriverErrorKind::Other).only(calls).from_then_on());
-        assert!(allocator.alloc(2 * PAGE, MAIN).is_err());
+        assert!(allocator.alloc_raw(2 * PAGE, MAIN).is_err());
         driver.disarm();
-        let behind = allocator.alloc(PAGE, MAIN).unwrap();
+        let behind = allocator.alloc_raw(PAGE, MAIN).unwrap();
         assert_eq!((allocator.stats().poisoned, behind.offset_from(before)), (1, Some(3 * PAGE)));
         let before_renewal = allocator.stats().driver_calls;
         allocator.renew_access().unwrap();
@@ -101,7 +101,7 @@ mod tests {
     fn a_refusal_changes_nothing() {
         let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let (block, small) = (allocator.alloc(3 * PAGE, MAIN).unwrap(), allocator.alloc(100, MAIN).unwrap());
+        let (block, small) = (allocator.alloc_raw(3 * PAGE, MAIN).unwrap(), allocator.alloc_raw(100, MAIN).unwrap());
         for n in 0..2 {
             driver.arm(Fault::nth(n, DriverErrorKind::OutOfMemory).only([DriverCall::SetAccess]));
             assert!(allocator.renew_access().is_err());

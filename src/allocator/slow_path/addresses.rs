@@ -162,7 +162,7 @@ mod tests {
         pieces.iter().step_by(2).for_each(|piece| driver.address_free(*piece, 2 * SLOT).unwrap());
         let before = driver.usage().address_bytes;
         let allocator = Allocator::builder(Arc::clone(&driver)).region_bytes(SLOT).build().unwrap();
-        let alloc = || allocator.alloc(PAGE, driver.create_stream().unwrap());
+        let alloc = || allocator.alloc_raw(PAGE, driver.create_stream().unwrap());
         let arenas = MAX_ARENAS as u64;
         for _ in 0..2 * arenas {
             alloc().unwrap();

@@ -207,12 +207,12 @@ mod tests {
         let other = driver.create_stream().unwrap();
         let main = StreamId::DEFAULT;
         let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
-        let blocks: Vec<DeviceAddr> = (0..4).map(|_| allocator.alloc(PAGE, main).unwrap()).collect();
+        let blocks: Vec<DeviceAddr> = (0..4).map(|_| allocator.alloc_raw(PAGE, main).unwrap()).collect();
         allocator.record_stream(blocks[2], other).unwrap();
         allocator.free(blocks[1]).unwrap();
         allocator.free(blocks[3]).unwrap();
         // Both free pages move behind the last; one of them is free again.
-        let joined = allocator.alloc(2 * PAGE, main).unwrap();
+        let joined = allocator.alloc_raw(2 * PAGE, main).unwrap();
         allocator.free(joined).unwrap();
         ManuallyDrop::new(allocator)
     }

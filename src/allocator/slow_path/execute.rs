@@ -301,7 +301,7 @@ mod tests {
             giver.grow(20 * PAGE, MAIN).unwrap();
             taker.take_from(&mut giver, 20 * PAGE, MAIN).unwrap();
             assert_eq!(allocator.stats().mappings, 40);
-            let block = allocator.alloc(3 * PAGE, MAIN).unwrap();
+            let block = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
             assert_eq!(allocator.stats().mappings, 40 - 3 * 4 + 3);
             allocator.check();
             allocator.free(block).unwrap();
@@ -317,18 +317,18 @@ mod tests {
         let allocator = builder.slack(f64::INFINITY).build().unwrap();
         let captured = driver.create_stream().unwrap();
         allocator.keep_stream(captured).unwrap();
-        let early = [(); 4].map(|()| allocator.alloc(PAGE, captured).unwrap());
-        let wanted = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        let early = [(); 4].map(|()| allocator.alloc_raw(PAGE, captured).unwrap());
+        let wanted = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
         allocator.free(wanted).unwrap();
         // The page that may still be created, and the two that are free.
-        let late = allocator.alloc(3 * PAGE, captured).unwrap();
+        let late = allocator.alloc_raw(3 * PAGE, captured).unwrap();
         assert_eq!((allocator.stats().harvested_chunks, allocator.stats().reserved_bytes), (2, 7 * PAGE));
         allocator.free(early[0]).unwrap();
         allocator.free(early[2]).unwrap();
         allocator.inner.shared.streams.progress(None).refresh_clocks(true).unwrap();
         allocator.free(late).unwrap();
         driver.begin_capture(captured);
-        let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
         let stats = allocator.stats();
         assert_eq!((stats.harvested_chunks, stats.driver_calls[DriverCall::Synchronize]), (4, 0));
         allocator.check();

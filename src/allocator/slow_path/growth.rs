@@ -391,7 +391,7 @@ mod tests {
         let user = model.create_stream().unwrap();
         allocator.keep_stream(user).unwrap();
         model.hold(user);
-        let block = allocator.alloc(PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
         allocator.record_stream(block, user).unwrap();
         allocator.free(block).unwrap();
         let given_back = Arc::clone(&model);
@@ -401,7 +401,7 @@ mod tests {
             }
             Ok(())
         });
-        let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
         allocator.check();
         allocator.free(block).unwrap();
     }
@@ -414,8 +414,8 @@ mod tests {
         let mut live = Vec::new();
         let four_pages = [(); 4].map(|()| {
             drop(allocator.alloc_registered(4 * PAGE, MAIN).unwrap());
-            let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
-            live.push(allocator.alloc(PAGE, MAIN).unwrap());
+            let block = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
+            live.push(allocator.alloc_raw(PAGE, MAIN).unwrap());
             block
         });
         assert_eq!((allocator.stats().chunks, allocator.stats().reserved_bytes), (8, 20 * PAGE));
@@ -428,7 +428,7 @@ mod tests {
             }
             Ok(())
         });
-        live.push(allocator.alloc(6 * PAGE, MAIN).unwrap());
+        live.push(allocator.alloc_raw(6 * PAGE, MAIN).unwrap());
         assert_eq!(allocator.stats().failed_driver_calls, 2, "others were faster twice");
         allocator.check();
         live.into_iter().for_each(|block| allocator.free(block).unwrap());
@@ -450,7 +450,7 @@ mod tests {
             }
             Ok(())
         });
-        let report = report(allocator.alloc(PAGE, MAIN));
+        let report = report(allocator.alloc_raw(PAGE, MAIN));
         assert!(report.satisfiable && report.driver_error.is_some());
         assert_eq!(allocator.stats().driver_calls[DriverCall::Create], 4);
         allocator.check();
@@ -468,7 +468,7 @@ mod tests {
             }
             Ok(())
         });
-        assert_eq!(report(allocator.alloc(4 * PAGE, MAIN)).budget_bytes, 2 * PAGE);
+        assert_eq!(report(allocator.alloc_raw(4 * PAGE, MAIN)).budget_bytes, 2 * PAGE);
         assert_eq!(allocator.stats().driver_calls[DriverCall::MemoryInfo], 3);
         allocator.check();
     }
@@ -478,7 +478,7 @@ mod tests {
     fn a_set_budget_saves_the_look_at_the_device() {
         let (_, allocator) = device(16, 0);
         allocator.set_budget(4 * PAGE).unwrap();
-        assert!(report(allocator.alloc(5 * PAGE, MAIN)).stopped_by_budget);
+        assert!(report(allocator.alloc_raw(5 * PAGE, MAIN)).stopped_by_budget);
         assert_eq!(allocator.stats().driver_calls[DriverCall::MemoryInfo], 1);
     }
 
@@ -489,7 +489,7 @@ mod tests {
         let (model, allocator) = device(16, 0);
         allocator.set_budget(4 * PAGE).unwrap();
         model.set_external(16 * PAGE);
-        let report = report(allocator.alloc(PAGE, MAIN));
+        let report = report(allocator.alloc_raw(PAGE, MAIN));
         assert!(report.driver_error.is_some_and(|error| error.contains("0 B of 32 MiB free")));
         assert_eq!(allocator.stats().driver_calls[DriverCall::Create], 1);
     }
@@ -500,10 +500,10 @@ mod tests {
         let driver = Arc::new(FaultDriver::new(ModelDriver::default()));
         let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.region_bytes(32 * PAGE).build().unwrap();
-        let blocks = [(); 4].map(|()| allocator.alloc(32 * PAGE, MAIN).unwrap());
+        let blocks = [(); 4].map(|()| allocator.alloc_raw(32 * PAGE, MAIN).unwrap());
         driver.arm(Fault::nth(0, DriverErrorKind::NotSupported).only([DriverCall::Reserve]).from_then_on());
-        assert!(report(allocator.alloc(PAGE, MAIN)).satisfiable_by_whole_pages);
-        match allocator.alloc(512, MAIN) {
+        assert!(report(allocator.alloc_raw(PAGE, MAIN)).satisfiable_by_whole_pages);
+        match allocator.alloc_raw(512, MAIN) {
             Err(AllocError::Driver(error)) => assert_eq!(error.kind, DriverErrorKind::NotSupported),
             other => panic!("{other:?}"),
         }
@@ -515,8 +515,8 @@ mod tests {
     #[test]
     fn a_request_as_large_as_a_region_runs_out_of_memory() {
         let allocator = Allocator::builder(Arc::new(model(16))).region_bytes(32 * PAGE).build().unwrap();
-        assert_eq!(report(allocator.alloc(32 * PAGE, MAIN)).requested_bytes, 32 * PAGE);
-        let refused = allocator.alloc(32 * PAGE + 1, MAIN);
+        assert_eq!(report(allocator.alloc_raw(32 * PAGE, MAIN)).requested_bytes, 32 * PAGE);
+        let refused = allocator.alloc_raw(32 * PAGE + 1, MAIN);
         assert!(matches!(&refused, Err(AllocError::TooLarge { .. })), "{refused:?}");
     }
 }

@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(allocator.stats().mappings, 4);
         taker.shrink(2 * PAGE).unwrap();
         assert_eq!((allocator.stats().mappings, allocator.stats().idle_bytes), (0, 2 * PAGE));
-        let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
         allocator.check();
         allocator.free(block).unwrap();
     }
@@ -378,7 +378,7 @@ mod tests {
     fn a_growth_that_fails_looks_at_the_device_once() {
         for registered in [false, true] {
             let (_, allocator) = device(8);
-            let blocks = [2, 6].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
+            let blocks = [2, 6].map(|pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap());
             allocator.free(blocks[0]).unwrap();
             let mut range = allocator.reserve_range(4 * PAGE).unwrap();
             let refused = match registered {

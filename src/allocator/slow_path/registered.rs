@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn what_may_be_created_is_not_released() {
         let (_, allocator) = device(8, 0);
-        let block = allocator.alloc(6 * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(6 * PAGE, MAIN).unwrap();
         allocator.free(block).unwrap();
         let registered = allocator.alloc_registered(4 * PAGE, MAIN).unwrap();
         let stats = allocator.stats();

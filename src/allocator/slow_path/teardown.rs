@@ -100,7 +100,7 @@ mod tests {
             let builder = Allocator::builder(Arc::clone(&driver));
             let builder = if keeps_mappings { builder.keep_mappings() } else { builder };
             let allocator = builder.build().unwrap();
-            let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+            let block = allocator.alloc_raw(100, StreamId::DEFAULT).unwrap();
             allocator.free(block).unwrap();
             allocator.close().unwrap();
             assert_eq!(driver.calls()[DriverCall::Synchronize], u64::from(keeps_mappings));
@@ -113,11 +113,11 @@ mod tests {
     fn an_abandoned_allocator_calls_nothing() {
         let driver = Arc::new(ModelDriver::default());
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(100, StreamId::DEFAULT).unwrap();
         let before = (driver.calls(), driver.usage().bytes);
         allocator.clone().abandon();
         allocator.free(block).unwrap();
-        assert_eq!(allocator.alloc(100, StreamId::DEFAULT).unwrap(), block);
+        assert_eq!(allocator.alloc_raw(100, StreamId::DEFAULT).unwrap(), block);
         allocator.abandon();
         assert_eq!((driver.calls(), driver.usage().bytes), before);
     }

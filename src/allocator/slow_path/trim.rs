@@ -151,7 +151,7 @@ mod tests {
     /// Steps in the heap for each of `chunks`, to release them out of one free block.
     fn steps_of_trim(chunks: u64) -> u64 {
         let allocator = allocator(chunks);
-        let block = allocator.alloc(chunks * PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(chunks * PAGE, MAIN).unwrap();
         allocator.free(block).unwrap();
         let steps = steps_of(|| assert_eq!(allocator.trim(0).unwrap().released_bytes, chunks * PAGE));
         allocator.check();
@@ -161,13 +161,13 @@ mod tests {
     /// Steps in the heap for each of `chunks`, to gather them out of one free block and from between live ones.
     fn steps_of_growth(chunks: u64) -> u64 {
         let allocator = allocator(3 * chunks);
-        let blocks: Vec<_> = (0..chunks).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
-        let block = allocator.alloc(chunks * PAGE, MAIN).unwrap();
-        let last = allocator.alloc(chunks * PAGE, MAIN).unwrap();
+        let blocks: Vec<_> = (0..chunks).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
+        let block = allocator.alloc_raw(chunks * PAGE, MAIN).unwrap();
+        let last = allocator.alloc_raw(chunks * PAGE, MAIN).unwrap();
         allocator.free(block).unwrap();
         blocks.iter().step_by(2).for_each(|block| allocator.free(*block).unwrap());
         let steps = steps_of(|| {
-            allocator.alloc((chunks + chunks / 2) * PAGE, MAIN).unwrap();
+            allocator.alloc_raw((chunks + chunks / 2) * PAGE, MAIN).unwrap();
         });
         allocator.check();
         allocator.free(last).unwrap();
@@ -195,7 +195,7 @@ mod tests {
             let driver = busy(&Arc::default());
             let builder = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
             let allocator = builder.build().unwrap();
-            let block = allocator.alloc(64 * PAGE, MAIN).unwrap();
+            let block = allocator.alloc_raw(64 * PAGE, MAIN).unwrap();
             allocator.free(block).unwrap();
             // What others could allocate at once when the first chunk is unmapped.
             let (others, cached_bytes) = (allocator.clone(), Arc::new(OnceLock::new()));

@@ -232,7 +232,7 @@ mod tests {
         let mut handed = Vec::new();
         for _ in 0..3 {
             let stream = driver.create_stream().unwrap();
-            let block = pool.alloc(1 << 20, stream).unwrap();
+            let block = pool.alloc_raw(1 << 20, stream).unwrap();
             pool.free(block).unwrap();
             pool.forget_stream(stream).unwrap();
             driver.destroy_stream(stream).unwrap();
@@ -248,7 +248,7 @@ mod tests {
         let driver = busy(&Arc::default());
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let stream = driver.create_stream().unwrap();
-        let block = allocator.alloc(100, stream).unwrap();
+        let block = allocator.alloc_raw(100, stream).unwrap();
         allocator.free(block).unwrap();
         driver.meanwhile(move |call| match call {
             None => Err(DriverError::new(DriverCall::Stream, kind, "no answer")),

@@ -186,7 +186,7 @@ mod tests {
             if next(5) < 3 {
                 // Many of the same size, some of none at all.
                 let bytes = [0, 1, 511, 512, 4 * KIB, 4 * KIB, 100 * KIB, 3 * MIB, next(8 * MIB)][next(9) as usize];
-                live.push(allocator.alloc(bytes, streams[next(3) as usize]).unwrap());
+                live.push(allocator.alloc_raw(bytes, streams[next(3) as usize]).unwrap());
             } else if !live.is_empty() {
                 let block = live.swap_remove(next(live.len() as u64) as usize);
                 allocator.free(block).unwrap();
@@ -209,14 +209,14 @@ mod tests {
                 let allocator = allocator();
                 let streams = &allocator.inner.shared.streams;
                 let blocks: Vec<_> =
-                    (0..count).map(|number| allocator.alloc(bytes - number % 7, MAIN).unwrap()).collect();
+                    (0..count).map(|number| allocator.alloc_raw(bytes - number % 7, MAIN).unwrap()).collect();
                 let search = || _ = streams.largest_live(MOST);
                 let steps = steps_of(search);
                 assert!(steps <= 8_000, "{steps} steps for {count} blocks of {bytes} bytes");
                 let longest = longest_hold_of(search);
                 assert!(longest <= 1100, "{longest} steps at once for {count} blocks of {bytes} bytes");
                 blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
-                (0..count).for_each(|_| _ = allocator.alloc(bytes / 2, MAIN).unwrap());
+                (0..count).for_each(|_| _ = allocator.alloc_raw(bytes / 2, MAIN).unwrap());
                 search();
                 let steps = steps_of(search);
                 assert!(steps <= 8_000, "{steps} steps for {count} blocks after others");
@@ -234,7 +234,7 @@ mod tests {
         })];
         let one_block = || {
             let allocator = allocator();
-            allocator.alloc(100, MAIN).unwrap();
+            allocator.alloc_raw(100, MAIN).unwrap();
             allocator
         };
         let check = |allocator: &Allocator<ModelDriver>| {

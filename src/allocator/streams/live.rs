@@ -93,7 +93,7 @@ mod tests {
         for more in [PIECE - 1, 1, 1, PIECE] {
             let before = allocator.live().len();
             for _ in 0..more {
-                allocator.alloc(512, StreamId::DEFAULT).unwrap();
+                allocator.alloc_raw(512, StreamId::DEFAULT).unwrap();
             }
             let live = allocator.live();
             assert_eq!(live.len(), before + more);

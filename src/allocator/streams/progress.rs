@@ -382,10 +382,10 @@ mod tests {
         let other = driver.create_stream().unwrap();
         let allocator = Allocator::builder(Arc::clone(&driver)).epoch_limit(4).build().unwrap();
         allocator.keep_stream(other).unwrap();
-        let kept = allocator.alloc(100, other).unwrap();
+        let kept = allocator.alloc_raw(100, other).unwrap();
         for _ in 0..30 {
             // Freed on its own stream while the other uses it: the other is sealed.
-            let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+            let block = allocator.alloc_raw(100, StreamId::DEFAULT).unwrap();
             allocator.record_stream(block, other).unwrap();
             allocator.free(block).unwrap();
             let other = allocator.inner.shared.streams.find(other).unwrap();
@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn one_epoch_ahead_passes_and_no_more() {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
-        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(100, StreamId::DEFAULT).unwrap();
         let stream = allocator.inner.shared.streams.find(StreamId::DEFAULT).unwrap();
         let open = || stream.clock.lock().open();
         for (ahead, passes) in [(0, true), (1, true), (2, false), (u64::MAX - open() - 10, false)] {
@@ -426,7 +426,7 @@ mod tests {
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let other = driver.create_stream().unwrap();
         for stream in [StreamId::DEFAULT, other] {
-            let block = allocator.alloc(100, stream).unwrap();
+            let block = allocator.alloc_raw(100, stream).unwrap();
             allocator.free(block).unwrap();
         }
         (driver, allocator, other)
@@ -462,10 +462,10 @@ mod tests {
     fn a_stream_that_is_late_gets_few_events() {
         let (driver, allocator, _) = freed_on_two();
         let progress = allocator.inner.shared.streams.progress(None);
-        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(100, StreamId::DEFAULT).unwrap();
         driver.inner().hold(StreamId::DEFAULT);
         for _ in 0..MAX_SEALED + 2 {
-            let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+            let block = allocator.alloc_raw(100, StreamId::DEFAULT).unwrap();
             allocator.free(block).unwrap();
             let open = allocator.inner.shared.streams.get(MAIN).clock.lock().open();
             assert!(!progress.may_have_passed(MAIN, open).unwrap());

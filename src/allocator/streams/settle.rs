@@ -186,7 +186,7 @@ mod tests {
     fn the_device_is_waited_for_where_a_block_waits_for_a_stream_that_cannot_be_named() {
         let driver = Arc::new(ModelDriver::default());
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(100, StreamId::DEFAULT).unwrap();
         let progress = allocator.inner.shared.streams.progress(None);
         assert!(!progress.wait_for_device().unwrap());
         allocator.record_stream(block, driver.create_stream().unwrap()).unwrap();
@@ -206,7 +206,7 @@ mod tests {
             let [other, user] = [(); 2].map(|()| driver.create_stream().unwrap());
             let mut blocks = [StreamId::DEFAULT, other].map(|stream| {
                 allocator.keep_stream(stream).unwrap();
-                allocator.alloc(100, stream).unwrap()
+                allocator.alloc_raw(100, stream).unwrap()
             });
             allocator.keep_stream(user).unwrap();
             driver.hold(user);
@@ -232,7 +232,7 @@ mod tests {
     fn a_block_that_waits_for_two_streams_is_settled_at_once() {
         let driver = Arc::new(ModelDriver::default());
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let block = allocator.alloc(100, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(100, StreamId::DEFAULT).unwrap();
         for _ in 0..2 {
             let user = driver.create_stream().unwrap();
             allocator.keep_stream(user).unwrap();

@@ -214,7 +214,7 @@ impl World {
         if self.blocks.len() >= MOST {
             return;
         }
-        if let Ok(addr) = self.allocator.alloc(bytes, MAIN) {
+        if let Ok(addr) = self.allocator.alloc_raw(bytes, MAIN) {
             self.seed += 1;
             fill(self.allocator.driver(), addr, bytes, self.seed);
             self.blocks.push(Block { addr, bytes, seed: self.seed });

@@ -58,7 +58,7 @@ impl Offer {
     pub fn new() -> Self {
         let allocator = Allocator::builder(device()).build().unwrap();
         let exporter = Exporter::new();
-        let block = allocator.alloc(PAGE, MAIN).unwrap();
+        let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
         let handle = exporter.export(&allocator, block).unwrap();
         let bytes = handle.to_bytes();
         let path = &bytes[41..41 + usize::from(bytes[40])];

@@ -12,14 +12,14 @@ fn sees_what_it_was_sent(exporter: &Exporter<super::Device>, stays_open: bool) -
     let target = device(8 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
     importer.keep_closed(8 * PAGE);
-    let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     fill(allocator.driver(), block, 2 * PAGE, 1);
     let open = importer.open(&exporter.export(&allocator, block).unwrap()).unwrap();
     let addr = open.addr();
     let open = stays_open.then_some(open);
     allocator.free(block).unwrap();
-    let mut later = vec![allocator.alloc(2 * PAGE, MAIN).unwrap()];
-    later.push(allocator.alloc(if stays_open { 4 * PAGE } else { 6 * PAGE }, MAIN).unwrap());
+    let mut later = vec![allocator.alloc_raw(2 * PAGE, MAIN).unwrap()];
+    later.push(allocator.alloc_raw(if stays_open { 4 * PAGE } else { 6 * PAGE }, MAIN).unwrap());
     allocator.check();
     for (block, bytes) in later.iter().zip([2 * PAGE, 4 * PAGE]) {
         fill(allocator.driver(), *block, bytes, 2);
@@ -27,7 +27,7 @@ fn sees_what_it_was_sent(exporter: &Exporter<super::Device>, stays_open: bool) -
     let is_as_sent = holds(&target, addr, 2 * PAGE, 1);
     drop(open);
     later.into_iter().for_each(|block| allocator.free(block).unwrap());
-    eventually("all is had again", || match allocator.alloc(8 * PAGE, MAIN) {
+    eventually("all is had again", || match allocator.alloc_raw(8 * PAGE, MAIN) {
         Ok(all) => allocator.free(all).is_ok(),
         Err(_) => false,
     });

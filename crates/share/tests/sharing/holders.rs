@@ -22,7 +22,7 @@ fn an_exporter_knows_who_has_what_open() {
     let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
     assert_eq!(held(&exporter), None);
     let importers = [(); 2].map(|()| Importer::new(device(8 * PAGE)));
-    let [one, two] = [1, 2].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
+    let [one, two] = [1, 2].map(|pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap());
     let handles = [one, two].map(|block| exporter.export(&allocator, block).unwrap());
     assert_eq!(held(&exporter), None, "it is offered, and nobody has opened it");
     let first = [importers[0].open(&handles[0]).unwrap(), importers[0].open(&handles[1]).unwrap()];
@@ -46,13 +46,13 @@ fn what_is_cut_off_keeps_what_it_sees_and_holds_nothing_up() {
     let target = device(8 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
     exporter.cut_off(own());
-    let [freed, lives] = [4, 2].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
+    let [freed, lives] = [4, 2].map(|pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap());
     fill(allocator.driver(), freed, 4 * PAGE, 1);
     fill(allocator.driver(), lives, 2 * PAGE, 2);
     let handles = [freed, lives].map(|block| exporter.export(&allocator, block).unwrap());
     let open = handles.clone().map(|handle| importer.open(&handle).unwrap());
     allocator.free(freed).unwrap();
-    assert!(allocator.alloc(6 * PAGE, MAIN).is_err(), "it is held for the importer");
+    assert!(allocator.alloc_raw(6 * PAGE, MAIN).is_err(), "it is held for the importer");
     // Nobody of these numbers has anything open.
     [None, Some(0), Some(u32::MAX)].into_iter().for_each(|process| exporter.cut_off(process));
     assert_eq!(held(&exporter), Some((2, 6 * PAGE, 4 * PAGE)));
@@ -60,13 +60,13 @@ fn what_is_cut_off_keeps_what_it_sees_and_holds_nothing_up() {
     exporter.cut_off(own());
     assert_eq!(held(&exporter), None);
     allocator.check();
-    let later = allocator.alloc(6 * PAGE, MAIN).unwrap();
+    let later = allocator.alloc_raw(6 * PAGE, MAIN).unwrap();
     fill(allocator.driver(), later, 6 * PAGE, 3);
     assert!(holds(&target, open[0].addr(), 4 * PAGE, 1), "its memory is nobody else's");
     // Also of what is freed later.
     allocator.free(later).unwrap();
     allocator.free(lives).unwrap();
-    let all = allocator.alloc(8 * PAGE, MAIN).unwrap();
+    let all = allocator.alloc_raw(8 * PAGE, MAIN).unwrap();
     fill(allocator.driver(), all, 8 * PAGE, 4);
     assert!(holds(&target, open[1].addr(), 2 * PAGE, 2), "its memory is nobody else's");
     allocator.check();
@@ -74,7 +74,7 @@ fn what_is_cut_off_keeps_what_it_sees_and_holds_nothing_up() {
     allocator.free(all).unwrap();
 
     // It may open something later.
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let again = importer.open(&exporter.export(&allocator, block).unwrap()).unwrap();
     assert_eq!(held(&exporter), Some((1, PAGE, 0)));
     drop(again);

@@ -14,7 +14,7 @@ fn closed_blocks_that_stay_mapped() {
     let importer = Importer::new(Arc::clone(&target));
     importer.keep_closed(4 * PAGE);
     let half = PAGE / 2;
-    let blocks = [half, half, 2 * PAGE, 3 * PAGE].map(|bytes| allocator.alloc(bytes, MAIN).unwrap());
+    let blocks = [half, half, 2 * PAGE, 3 * PAGE].map(|bytes| allocator.alloc_raw(bytes, MAIN).unwrap());
     let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
     let calls = || target.passed();
     let since = |before: &DriverCalls| {
@@ -35,7 +35,7 @@ fn closed_blocks_that_stay_mapped() {
     allocator.free(blocks[0]).unwrap();
     assert_eq!(allocator.stats().pending_bytes, 0, "to the exporter it is closed");
     let before = calls();
-    let other = allocator.alloc(half, MAIN).unwrap();
+    let other = allocator.alloc_raw(half, MAIN).unwrap();
     assert_eq!(other, blocks[0]);
     fill(allocator.driver(), other, half, 2);
     let other = importer.open(&exporter.export(&allocator, other).unwrap()).unwrap();
@@ -68,7 +68,7 @@ fn a_block_as_large_as_what_is_kept() {
     let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
     let target = device(8 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let handle = exporter.export(&allocator, block).unwrap();
     let imports_of_two = |kept| {
         importer.keep_closed(kept);
@@ -91,7 +91,7 @@ fn the_mapping_that_was_closed_first_goes_first() {
     let target = device(64 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
     importer.keep_closed(3 * PAGE);
-    let blocks = [(); 4].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+    let blocks = [(); 4].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
     let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
     let imports_for = |which: usize| {
         let before = target.passed()[DriverCall::Import];
@@ -111,7 +111,7 @@ fn what_is_kept_and_not_unmapped_is_tried_again() {
     let target = device(64 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
     importer.keep_closed(u64::MAX);
-    let blocks = [(); 2].map(|()| allocator.alloc(PAGE / 2, MAIN).unwrap());
+    let blocks = [(); 2].map(|()| allocator.alloc_raw(PAGE / 2, MAIN).unwrap());
     let handles = blocks.map(|block| exporter.export(&allocator, block).unwrap());
     drop(importer.open(&handles[0]).unwrap());
     target.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Unmap]));

@@ -69,7 +69,7 @@ fn the_same_bytes_on_both_sides() {
     let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
     let target = device(64 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
-    let block = allocator.alloc(5 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(5 * PAGE, MAIN).unwrap();
     fill(allocator.driver(), block, 5 * PAGE, 1);
     let handle = exporter.export(&allocator, block).unwrap();
     assert_eq!(exporter.export(&allocator, block).unwrap(), handle, "one block, one handle");
@@ -92,7 +92,7 @@ fn the_same_bytes_on_both_sides() {
     allocator.free(block).unwrap();
     allocator.trim(0).unwrap();
     assert_eq!(allocator.stats().reserved_bytes, 5 * PAGE);
-    let next = allocator.alloc(5 * PAGE, MAIN).unwrap();
+    let next = allocator.alloc_raw(5 * PAGE, MAIN).unwrap();
     fill(allocator.driver(), next, 5 * PAGE, 3);
     assert!(holds(&target, again.addr(), 5 * PAGE, 2));
     drop(again);
@@ -112,7 +112,7 @@ fn a_block_that_has_slept_is_opened_where_it_is() {
     let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
     let target = device(64 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
-    let block = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
     fill(allocator.driver(), block, 3 * PAGE, 1);
     let handle = exporter.export(&allocator, block).unwrap();
     allocator.sleep(Backup::Pinned).unwrap();
@@ -120,7 +120,7 @@ fn a_block_that_has_slept_is_opened_where_it_is() {
     let refused = exporter.export(&allocator, block).unwrap_err();
     assert!(matches!(refused, ShareError::NotAllocated(FreeError::Asleep { .. })), "{refused}");
     // The chunks that it was in are others' now.
-    let other = allocator.alloc(3 * PAGE, MAIN).unwrap();
+    let other = allocator.alloc_raw(3 * PAGE, MAIN).unwrap();
     fill(allocator.driver(), other, 3 * PAGE, 2);
     allocator.wake(Duration::ZERO).unwrap();
     let shared = importer.open(&handle).unwrap();
@@ -141,12 +141,12 @@ fn a_freed_block_is_gone_and_never_another_one() {
     let _turn = turn();
     let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
     let importer = Importer::new(device(64 * PAGE));
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let stale = exporter.export(&allocator, block).unwrap();
     allocator.free(block).unwrap();
     assert!(matches!(importer.open(&stale), Err(ShareError::Gone)));
     // The next block has its address, its memory and a handle of its own.
-    assert_eq!(allocator.alloc(PAGE, MAIN).unwrap(), block);
+    assert_eq!(allocator.alloc_raw(PAGE, MAIN).unwrap(), block);
     let handle = exporter.export(&allocator, block).unwrap();
     assert_ne!(handle, stale);
     assert!(matches!(importer.open(&stale), Err(ShareError::Gone)));
@@ -162,7 +162,7 @@ fn forged_handles_open_nothing() {
     let _turn = turn();
     let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
     let importer = Importer::new(device(64 * PAGE));
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let good = exporter.export(&allocator, block).unwrap().to_bytes();
     for bit in 24 * 8..40 * 8 {
         let mut forged = good;
@@ -187,12 +187,12 @@ fn an_exporter_that_ended_is_said_at_once() {
     let _turn = turn();
     let allocator = allocator(64 * PAGE, PAGE);
     let importer = Importer::new(device(64 * PAGE));
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     fill(allocator.driver(), block, PAGE, 1);
     let exporter = Exporter::new();
     let handle = exporter.export(&allocator, block).unwrap();
     let shared = importer.open(&handle).unwrap();
-    let other = allocator.alloc(PAGE, MAIN).unwrap();
+    let other = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let other = exporter.export(&allocator, other).unwrap();
     drop(exporter);
     for _ in 0..2 {
@@ -202,7 +202,7 @@ fn an_exporter_that_ended_is_said_at_once() {
     allocator.free(block).unwrap();
     let target = importer.open(&handle).unwrap();
     assert_eq!(target.addr(), shared.addr());
-    let more = allocator.alloc(PAGE, MAIN).unwrap();
+    let more = allocator.alloc_raw(PAGE, MAIN).unwrap();
     assert_ne!(more, block);
 }
 
@@ -216,8 +216,8 @@ fn every_call_fails_once() {
     let importer = Importer::new(Arc::clone(&target));
     // Another block is open all the time, in part on the same chunks.
     let pages = MOST_DESCRIPTORS as u64 + 3;
-    let neighbour = allocator.alloc(PAGE / 2, MAIN).unwrap();
-    let block = allocator.alloc(pages * PAGE, MAIN).unwrap();
+    let neighbour = allocator.alloc_raw(PAGE / 2, MAIN).unwrap();
+    let block = allocator.alloc_raw(pages * PAGE, MAIN).unwrap();
     fill(&source, block, pages * PAGE, 1);
     let neighbour = exporter.export(&allocator, neighbour).unwrap();
     let handle = exporter.export(&allocator, block).unwrap();
@@ -279,7 +279,7 @@ fn addresses_of_what_stays_mapped_stay_reserved() {
     let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
     let target = device(64 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
-    let block = allocator.alloc(2 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
     let handle = exporter.export(&allocator, block).unwrap();
     target.arm(Fault::nth(1, DriverErrorKind::Other).only([DriverCall::Map, DriverCall::Unmap]).from_then_on());
     assert!(matches!(importer.open(&handle), Err(ShareError::Driver(_))));
@@ -300,7 +300,7 @@ fn a_bucket_of_tensors() {
     let target = device(256 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
     let bytes = 115 * PAGE / 170 / 512 * 512;
-    let tensors: Vec<DeviceAddr> = (0..170).map(|_| allocator.alloc(bytes, MAIN).unwrap()).collect();
+    let tensors: Vec<DeviceAddr> = (0..170).map(|_| allocator.alloc_raw(bytes, MAIN).unwrap()).collect();
     let handles: Vec<Handle> = tensors.iter().map(|addr| exporter.export(&allocator, *addr).unwrap()).collect();
     let chunks = allocator.stats().reserved_bytes / PAGE;
     assert_eq!(chunks, 115);
@@ -339,7 +339,7 @@ fn a_block_that_does_not_begin_with_its_chunk() {
     let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
     let target = device(8 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
-    let blocks = [(); 2].map(|()| allocator.alloc(PAGE / 4, MAIN).unwrap());
+    let blocks = [(); 2].map(|()| allocator.alloc_raw(PAGE / 4, MAIN).unwrap());
     for (seed, block) in (1..).zip(blocks) {
         fill(allocator.driver(), block, PAGE / 4, seed);
     }
@@ -358,7 +358,7 @@ fn a_failed_opening_keeps_no_chunk() {
     let target = device(8 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
     importer.keep_closed(u64::MAX);
-    let blocks = [(); 2].map(|()| allocator.alloc(PAGE / 4, MAIN).unwrap());
+    let blocks = [(); 2].map(|()| allocator.alloc_raw(PAGE / 4, MAIN).unwrap());
     let [neighbour, handle] = blocks.map(|block| exporter.export(&allocator, block).unwrap());
     let open = importer.open(&neighbour).unwrap();
     target.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::Map]));
@@ -379,8 +379,8 @@ fn addresses_of_an_import() {
     let (allocator, exporter) = (builder.build().unwrap(), Exporter::new());
     let target = device(80 * GIB);
     let importer = Importer::new(Arc::clone(&target));
-    let small = allocator.alloc(4096, MAIN).unwrap();
-    let tensor = allocator.alloc(PAGE, MAIN).unwrap();
+    let small = allocator.alloc_raw(4096, MAIN).unwrap();
+    let tensor = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let shared = importer.open(&exporter.export(&allocator, tensor).unwrap()).unwrap();
     let reserved = target.inner().usage().address_bytes;
     println!("a tensor of 2 MiB on a device of 80 GiB: {} MiB of addresses", reserved >> 20);
@@ -396,7 +396,7 @@ fn defragmentation_goes_on_around_what_is_shared() {
     let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
     let target = device(64 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
-    let blocks: Vec<DeviceAddr> = (0..64).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+    let blocks: Vec<DeviceAddr> = (0..64).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
     let mut shared = Vec::new();
     for (number, block) in blocks.iter().enumerate() {
         fill(allocator.driver(), *block, PAGE, number as u64);
@@ -407,7 +407,7 @@ fn defragmentation_goes_on_around_what_is_shared() {
         }
     }
     // 32 pages are free, one by one.
-    let large = allocator.alloc(32 * PAGE, MAIN).unwrap();
+    let large = allocator.alloc_raw(32 * PAGE, MAIN).unwrap();
     fill(allocator.driver(), large, 32 * PAGE, 1000);
     assert!(allocator.stats().harvested_chunks >= 31);
     for (seed, one) in &shared {
@@ -421,7 +421,7 @@ fn defragmentation_goes_on_around_what_is_shared() {
 fn a_consumer_that_ends_gives_back_what_it_had_open() {
     let _turn = turn();
     let (allocator, exporter) = (allocator(64 * PAGE, PAGE), Exporter::new());
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     let handle = exporter.export(&allocator, block).unwrap();
     let importer = Importer::new(device(64 * PAGE));
     let shared = importer.open(&handle).unwrap();
@@ -442,7 +442,7 @@ fn a_consumer_that_ends_gives_back_what_it_had_open() {
 fn a_block_that_is_dropped_in_a_forked_process_stays_open() {
     let _turn = turn();
     let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
-    let block = allocator.alloc(PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
     fill(allocator.driver(), block, PAGE, 1);
     let target = device(8 * PAGE);
     let importer = Importer::new(Arc::clone(&target));
@@ -476,7 +476,7 @@ fn signals_interrupt_no_import() {
     // SAFETY: the action is complete, and its handler does nothing.
     assert_eq!(unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) }, 0);
     let (allocator, exporter) = (allocator(8 * PAGE, PAGE), Exporter::new());
-    let block = allocator.alloc(4 * PAGE, MAIN).unwrap();
+    let block = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
     let handle = exporter.export(&allocator, block).unwrap();
     let is_over = AtomicBool::new(false);
     // SAFETY: no condition.

@@ -27,7 +27,7 @@ struct Blocks<'a> {
 
 impl Blocks<'_> {
     fn add(&mut self, mib: u64, byte: u8) -> Result<(), Box<dyn Error>> {
-        let block = again("alloc", || self.allocator.alloc(mib * MIB, STREAM))?;
+        let block = again("alloc", || self.allocator.alloc_raw(mib * MIB, STREAM))?;
         write(block, mib * MIB, byte);
         self.all.push((block, mib * MIB, byte));
         Ok(())

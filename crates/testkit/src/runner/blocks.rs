@@ -22,7 +22,7 @@ impl<D: Device> Runner<D> {
         let alignment = 1_u64 << (align % (TOP_ALIGNMENT + 1));
         let held = self.allocator().reserved_bytes();
         let since = self.driver.inner().created();
-        let result = self.allocator().alloc_aligned(bytes, alignment, stream);
+        let result = self.allocator().alloc_raw_aligned(bytes, alignment, stream);
         if self.is_displaced(stream) {
             self.expect_displaced(result.map(|_| ()));
             return false;

@@ -34,8 +34,8 @@ impl<D: Device> Runner<D> {
         let allocator = self.allocator();
         let page = self.world.page_bytes;
         for bytes in [1, page, 3 * page] {
-            self.expect_displaced(allocator.alloc(bytes, stream).map(|_| ()));
-            assert_eq!(allocator.alloc_cached(bytes, 1, stream), None, "{stream:?} is one of another context");
+            self.expect_displaced(allocator.alloc_raw(bytes, stream).map(|_| ()));
+            assert_eq!(allocator.alloc_raw_cached(bytes, 1, stream), None, "{stream:?} is one of another context");
         }
         self.expect_displaced(allocator.alloc_registered(page, stream).map(|_| ()));
         for block in self.instance().oracle.live.values().take(1) {

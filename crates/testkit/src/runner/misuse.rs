@@ -50,17 +50,18 @@ impl<D: Device> Runner<D> {
                 assert!(matches!(error, FreeError::Stream(StreamError::Foreign { .. })), "{error}");
             }
             (Misuse::AllocForeignStream, _) => {
-                let error = self.allocator().alloc(1000, NO_STREAM).expect_err("no such stream");
+                let error = self.allocator().alloc_raw(1000, NO_STREAM).expect_err("no such stream");
                 assert!(matches!(error, AllocError::Stream(StreamError::Foreign { .. })), "{error}");
             }
             (Misuse::AllocTooMuch, _) => {
                 for (bytes, alignment) in [(u64::MAX, 512), (u64::MAX - 600, 1), (1 << 62, 1 << 62)] {
-                    let error = self.allocator().alloc_aligned(bytes, alignment, self.stream(0)).expect_err("too much");
+                    let error =
+                        self.allocator().alloc_raw_aligned(bytes, alignment, self.stream(0)).expect_err("too much");
                     assert!(matches!(error, AllocError::TooLarge { .. }), "{error}");
                 }
             }
             (Misuse::AllocOddAlignment, _) => {
-                let error = self.allocator().alloc_aligned(512, 3, self.stream(0)).expect_err("not a power of two");
+                let error = self.allocator().alloc_raw_aligned(512, 3, self.stream(0)).expect_err("not a power of two");
                 assert!(matches!(error, AllocError::Alignment { alignment: 3 }), "{error}");
             }
             (Misuse::FreeInside | Misuse::RecordForeignStream, _) => {}

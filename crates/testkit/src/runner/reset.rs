@@ -48,7 +48,7 @@ impl<D: Device> Runner<D> {
         for stream in self.streams.clone() {
             let allocator = self.allocator();
             for bytes in [1, 3 * page] {
-                match allocator.alloc(bytes, stream) {
+                match allocator.alloc_raw(bytes, stream) {
                     // What is free and needs no driver call is handed out.
                     Ok(addr) => allocator.free(addr).expect("a live block can be freed"),
                     Err(error) => expect_reset(&error),

@@ -113,7 +113,7 @@ impl<'a, D: Device> Graphs<'a, D> {
 
     fn alloc(&mut self, random: &mut Random) -> Result<(), AllocError> {
         let bytes = random.below(2 * self.page_bytes);
-        let addr = match self.pool.alloc(bytes, self.stream) {
+        let addr = match self.pool.alloc_raw(bytes, self.stream) {
             Ok(addr) => addr,
             Err(AllocError::OutOfMemory(_)) => return Ok(()),
             Err(error) => return Err(error),

@@ -269,7 +269,7 @@ impl<D: Device> Shared<'_, D> {
         device.set_context(CurrentContext::ALL[usize::try_from(random.below(4)).expect("small")]);
         if device.has_other_default_streams() {
             for stream in [StreamId::DEFAULT, PER_THREAD_STREAM] {
-                let refused = self.allocator.alloc(1000, stream).expect_err("a stream of another context");
+                let refused = self.allocator.alloc_raw(1000, stream).expect_err("a stream of another context");
                 assert!(matches!(refused, AllocError::Stream(StreamError::Foreign { .. })), "{refused}");
             }
         }

@@ -155,7 +155,7 @@ impl<D: Device> Shared<'_, D> {
 
     pub(crate) fn alloc(&self, bytes: u64, stream: StreamId, seed: u64, blocks: &mut Vec<Block>) {
         let born = self.gate.time();
-        match self.allocator.alloc(bytes, stream) {
+        match self.allocator.alloc_raw(bytes, stream) {
             Ok(addr) => {
                 {
                     let mut owned = self.owned.lock();

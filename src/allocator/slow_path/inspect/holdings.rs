@@ -106,7 +106,7 @@ mod tests {
     fn free_chunks_stay_counted() {
         let builder = Allocator::builder(Arc::new(ModelDriver::default())).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.build().unwrap();
-        let blocks = [(); 3].map(|()| allocator.alloc(PAGE, StreamId::DEFAULT).unwrap());
+        let blocks = [(); 3].map(|()| allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap());
         blocks[1..].iter().for_each(|block| allocator.free(*block).unwrap());
         assert_eq!(allocator.stats().free_chunk_bytes, 2 * PAGE);
         // Through the slow path, which counts them no more.

@@ -96,7 +96,7 @@ mod tests {
         allocator.keep_stream(user).unwrap();
         driver.hold(user);
         // Two to a page, so that each page waits for two blocks.
-        let blocks: Vec<_> = (0..4000).map(|_| allocator.alloc(PAGE / 2, MAIN).unwrap()).collect();
+        let blocks: Vec<_> = (0..4000).map(|_| allocator.alloc_raw(PAGE / 2, MAIN).unwrap()).collect();
         for block in blocks {
             allocator.record_stream(block, user).unwrap();
             allocator.free(block).unwrap();

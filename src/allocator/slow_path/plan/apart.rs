@@ -48,7 +48,7 @@ mod tests {
         let config = ModelConfig { capacity_bytes: 64 * GIB, ..ModelConfig::default() };
         let builder = Allocator::builder(std::sync::Arc::new(ModelDriver::new(config)));
         let allocator = builder.chunk_policy(ChunkPolicy::Fixed(2 * MIB)).whole_blocks().build().unwrap();
-        let alloc = |bytes| allocator.alloc(bytes, StreamId::DEFAULT).unwrap();
+        let alloc = |bytes| allocator.alloc_raw(bytes, StreamId::DEFAULT).unwrap();
         let blocks = [(); 3].map(|()| alloc(8 * MIB));
         allocator.free(blocks[1]).unwrap();
         allocator.trim(0).unwrap();

@@ -179,8 +179,8 @@ mod tests {
             let builder = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).slack(f64::INFINITY);
             let allocator = builder.build().unwrap();
             allocator.keep_stream(other).unwrap();
-            let own = allocator.alloc(PAGE, MAIN).unwrap();
-            let mut live: Vec<_> = (0..8).map(|_| allocator.alloc(PAGE, other).unwrap()).collect();
+            let own = allocator.alloc_raw(PAGE, MAIN).unwrap();
+            let mut live: Vec<_> = (0..8).map(|_| allocator.alloc_raw(PAGE, other).unwrap()).collect();
             for number in [6, 4, 2, 0] {
                 allocator.free(live.remove(number)).unwrap();
             }
@@ -231,7 +231,7 @@ mod tests {
             let setting = Setting::new();
             setting.planned(|path, mut plan| {
                 let stream = if on_other { setting.other } else { MAIN };
-                let mut taken: Vec<_> = (0..=at).map(|_| setting.allocator.alloc(PAGE, stream).unwrap()).collect();
+                let mut taken: Vec<_> = (0..=at).map(|_| setting.allocator.alloc_raw(PAGE, stream).unwrap()).collect();
                 let last = taken.pop().unwrap();
                 taken.into_iter().for_each(|block| setting.allocator.free(block).unwrap());
                 let before = setting.blocks();
@@ -246,7 +246,7 @@ mod tests {
                 assert_eq!(setting.blocks(), before);
             });
             setting.allocator.check();
-            let block = setting.allocator.alloc(5 * PAGE, MAIN).unwrap();
+            let block = setting.allocator.alloc_raw(5 * PAGE, MAIN).unwrap();
             setting.live.iter().chain([&block]).for_each(|block| setting.allocator.free(*block).unwrap());
         }
     }
@@ -261,7 +261,7 @@ mod tests {
             let open = stream.clock.lock().open();
             assert!(progress.has_passed(stream.index, open).unwrap());
         }
-        let own = setting.allocator.alloc(PAGE, MAIN).unwrap();
+        let own = setting.allocator.alloc_raw(PAGE, MAIN).unwrap();
         setting.allocator.free(own).unwrap();
         setting.planned(|path, mut plan| {
             claim(&path.mapper, &mut path.states(), &mut plan).unwrap();
@@ -283,7 +283,7 @@ mod tests {
             plan.fill.remove(0);
             let index = setting.allocator.inner.shared.streams.find(setting.other).unwrap().index;
             path.progress().has_passed(index, 1).unwrap();
-            let used: Vec<_> = (0..4).map(|_| setting.allocator.alloc(PAGE, setting.other).unwrap()).collect();
+            let used: Vec<_> = (0..4).map(|_| setting.allocator.alloc_raw(PAGE, setting.other).unwrap()).collect();
             used.into_iter().for_each(|block| setting.allocator.free(block).unwrap());
             let before = setting.blocks();
             assert_eq!(claim(&path.mapper, &mut path.states(), &mut plan), Err(Overtaken));

@@ -201,7 +201,7 @@ mod tests {
     /// Whether a region has to be copied again after `meanwhile`.
     fn is_copied_again(meanwhile: Meanwhile) -> bool {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
-        let block = allocator.alloc(GRANULE, MAIN).unwrap();
+        let block = allocator.alloc_raw(GRANULE, MAIN).unwrap();
         let inner = &allocator.inner;
         let mut any = false;
         let entered = inner.door.enter(&inner.shared, |path| {
@@ -227,11 +227,11 @@ mod tests {
     #[test]
     fn a_copy_is_out_of_date_once_the_stream_has_allocated_or_freed() {
         assert!(!is_copied_again(|_, _| {}));
-        assert!(is_copied_again(|allocator, _| assert!(allocator.alloc(GRANULE, MAIN).is_ok())));
+        assert!(is_copied_again(|allocator, _| assert!(allocator.alloc_raw(GRANULE, MAIN).is_ok())));
         assert!(is_copied_again(|allocator, block| allocator.free(block).unwrap()));
         // As many frees as allocations, and other bytes are free.
         assert!(is_copied_again(|allocator, block| {
-            allocator.alloc(2 * GRANULE, MAIN).unwrap();
+            allocator.alloc_raw(2 * GRANULE, MAIN).unwrap();
             allocator.free(block).unwrap();
         }));
     }

@@ -245,7 +245,7 @@ mod tests {
         drop(range);
         let before = allocator.stats();
         assert_eq!((before.idle_bytes, before.reserved_bytes), (4 * PAGE, 4 * PAGE));
-        allocator.alloc(4 * PAGE, StreamId::DEFAULT).unwrap();
+        allocator.alloc_raw(4 * PAGE, StreamId::DEFAULT).unwrap();
         let after = allocator.stats();
         assert_eq!((after.idle_bytes, after.reserved_bytes), (0, 4 * PAGE));
         assert_eq!(after.driver_calls[DriverCall::Create], before.driver_calls[DriverCall::Create]);
@@ -270,7 +270,7 @@ mod tests {
         };
         let allocator = Allocator::builder(std::sync::Arc::new(ModelDriver::default())).build().unwrap();
         leave_idle(&allocator);
-        let steps = steps_of(|| _ = allocator.alloc(all, StreamId::DEFAULT).unwrap());
+        let steps = steps_of(|| _ = allocator.alloc_raw(all, StreamId::DEFAULT).unwrap());
         assert_eq!((allocator.stats().idle_bytes, allocator.stats().chunks), (0, SIZES));
         assert!(steps <= 4 * SIZES, "{steps} steps of a block");
 

@@ -277,10 +277,10 @@ mod tests {
         let other = driver.create_stream().unwrap();
         let allocator = Allocator::builder(driver).slack(f64::INFINITY).build().unwrap();
         for stream in [StreamId::DEFAULT, other] {
-            allocator.alloc(8 * MIB, stream).unwrap();
+            allocator.alloc_raw(8 * MIB, stream).unwrap();
         }
         interrupt_after(1, || {});
-        allocator.alloc(8 * MIB, StreamId::DEFAULT).unwrap();
+        allocator.alloc_raw(8 * MIB, StreamId::DEFAULT).unwrap();
         assert!(cancel_interruption(), "more than one copy was made");
     }
 }

@@ -230,7 +230,7 @@ mod tests {
     fn a_chunk_that_is_found_twice_counts_once() {
         let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));
         let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(2 * PAGE)).build().unwrap();
-        let [first, live, last] = [3, 2, 3].map(|pages| allocator.alloc(pages * PAGE, MAIN).unwrap());
+        let [first, live, last] = [3, 2, 3].map(|pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap());
         allocator.free(first).unwrap();
         let inner = &allocator.inner;
         let entered = inner.door.enter(&inner.shared, |path| {
@@ -252,7 +252,7 @@ mod tests {
         let builder = Allocator::builder(Arc::new(driver)).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.build().unwrap();
         let count = 3 * PIECE;
-        let blocks: Vec<_> = (0..2 * count).map(|_| allocator.alloc(PAGE, MAIN).unwrap()).collect();
+        let blocks: Vec<_> = (0..2 * count).map(|_| allocator.alloc_raw(PAGE, MAIN).unwrap()).collect();
         blocks.iter().step_by(2).for_each(|block| allocator.free(*block).unwrap());
         let found = pieces(&allocator);
         assert_eq!(found.iter().sum::<usize>(), count);
@@ -264,7 +264,7 @@ mod tests {
         let driver = ModelDriver::new(ModelConfig { capacity_bytes: 80 * GIB, ..ModelConfig::default() });
         let builder = Allocator::builder(Arc::new(driver)).chunk_policy(ChunkPolicy::Fixed(64 * MIB));
         let allocator = builder.region_bytes(64 * MIB).build().unwrap();
-        let _live: Vec<_> = (0..3 * PIECE).map(|_| allocator.alloc(64 * MIB, MAIN).unwrap()).collect();
+        let _live: Vec<_> = (0..3 * PIECE).map(|_| allocator.alloc_raw(64 * MIB, MAIN).unwrap()).collect();
         let regions =
             allocator.inner.shared.streams.find(MAIN).unwrap().lock().regions.of_kind(RegionKind::Large).count();
         assert!(regions >= 3 * PIECE);

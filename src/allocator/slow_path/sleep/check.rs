@@ -181,9 +181,9 @@ mod tests {
         let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 8 * PAGE, ..ModelConfig::default() }));
         let builder = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).slack(1.0).keep_mappings();
         let allocator = builder.build().unwrap();
-        let blocks = [(); 3].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+        let blocks = [(); 3].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
         allocator.free(blocks[0]).unwrap();
-        allocator.alloc(2 * PAGE, MAIN).unwrap();
+        allocator.alloc_raw(2 * PAGE, MAIN).unwrap();
         allocator.sleep(Backup::Pinned).unwrap();
         ManuallyDrop::new(allocator)
     }
@@ -198,7 +198,7 @@ mod tests {
     /// An allocator with a block whose backup is retained.
     fn retaining() -> Broken {
         let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
-        allocator.alloc(PAGE, MAIN).unwrap();
+        allocator.alloc_raw(PAGE, MAIN).unwrap();
         allocator.sleep(Backup::Pinned).unwrap();
         allocator.wake(Wake { retain: true, ..Wake::default() }).unwrap();
         ManuallyDrop::new(allocator)

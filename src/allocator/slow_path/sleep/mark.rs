@@ -309,7 +309,7 @@ mod tests {
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let stream = driver.create_stream().unwrap();
         allocator.keep_stream(stream).unwrap();
-        let [pinned, other] = [3, 5].map(|mib| allocator.alloc(mib << 20, stream).unwrap());
+        let [pinned, other] = [3, 5].map(|mib| allocator.alloc_raw(mib << 20, stream).unwrap());
         driver.inner().hold(stream);
         driver.fill(stream, other, 1, 1).unwrap();
         let mut pin = Some(allocator.pin(pinned).unwrap());
@@ -340,7 +340,7 @@ mod tests {
     fn what_the_driver_does_not_take_back_is_counted() {
         let driver = busy(&Arc::default());
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
-        let block = allocator.alloc(4 << 20, StreamId::DEFAULT).unwrap();
+        let block = allocator.alloc_raw(4 << 20, StreamId::DEFAULT).unwrap();
         driver.meanwhile(|call| match call {
             Some(call @ DriverCall::Release) => {
                 Err(DriverError::new(call, DriverErrorKind::Other, "refused by the test"))
@@ -369,7 +369,7 @@ mod tests {
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let [home, other] = [(); 2].map(|()| driver.create_stream().unwrap());
         [home, other].iter().for_each(|stream| allocator.keep_stream(*stream).unwrap());
-        let [used, beside] = [3, 5].map(|mib| allocator.alloc(mib << 20, home).unwrap());
+        let [used, beside] = [3, 5].map(|mib| allocator.alloc_raw(mib << 20, home).unwrap());
         for (stream, block) in [(home, beside), (other, used)] {
             driver.inner().hold(stream);
             driver.fill(stream, block, 1, 1).unwrap();
@@ -395,13 +395,13 @@ mod tests {
         assert!(matches!(&refused, AllocError::Driver(error) if error.call == DriverCall::StreamWait), "{refused}");
         driver.meanwhile(|_| Ok(()));
         allocator.check();
-        let early = allocator.alloc(3 << 20, home).unwrap();
+        let early = allocator.alloc_raw(3 << 20, home).unwrap();
         assert_ne!(early, used, "the other stream uses it");
         [home, other].iter().for_each(|stream| driver.inner().resume(*stream));
         // The next call finishes what this one could not.
         assert_eq!(allocator.wake(Duration::ZERO).unwrap().mapped_bytes, 0);
         allocator.check();
-        assert_eq!(allocator.alloc(3 << 20, home).unwrap(), used);
+        assert_eq!(allocator.alloc_raw(3 << 20, home).unwrap(), used);
         [early, used, beside].iter().for_each(|block| allocator.free(*block).unwrap());
         allocator.close().unwrap();
     }

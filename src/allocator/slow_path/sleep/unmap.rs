@@ -407,7 +407,7 @@ mod tests {
         let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
         let other = driver.create_stream().unwrap();
         allocator.keep_stream(other).unwrap();
-        let [first, waits, last] = [(); 3].map(|()| allocator.alloc(PAGE, MAIN).unwrap());
+        let [first, waits, last] = [(); 3].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
         driver.hold(other);
         driver.fill(other, waits, PAGE, 1).unwrap();
         allocator.record_stream(waits, other).unwrap();
@@ -417,7 +417,7 @@ mod tests {
         driver.meanwhile(move |call| {
             if call == Some(DriverCall::CopyOut) && noted.get().is_none() {
                 device.complete(other);
-                let pin = others.pin(others.alloc(2 * PAGE, MAIN).unwrap()).unwrap();
+                let pin = others.pin(others.alloc_raw(2 * PAGE, MAIN).unwrap()).unwrap();
                 assert!(noted.set(pin).is_ok());
                 others.check();
             }
@@ -446,8 +446,8 @@ mod tests {
         let allocator = Allocator::builder(Arc::clone(&driver)).build().unwrap();
         let other = driver.create_stream().unwrap();
         allocator.keep_stream(other).unwrap();
-        let block = allocator.alloc(PAGE, MAIN).unwrap();
-        let beside = allocator.alloc(PAGE, other).unwrap();
+        let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
+        let beside = allocator.alloc_raw(PAGE, other).unwrap();
         driver.fill(other, beside, PAGE, 1).unwrap();
         let device = Arc::clone(&driver);
         driver.meanwhile(move |call| match call {
