@@ -76,7 +76,8 @@ fn too_many_streams_are_refused() {
         let stream = driver.create_stream().unwrap();
         let refused = allocator.record_stream(block, stream).err()?;
         assert!(matches!(refused, FreeError::Stream(StreamError::TooMany { limit }) if limit == known), "{refused}");
-        assert!(matches!(allocator.alloc_raw(PAGE, stream), Err(AllocError::Stream(StreamError::TooMany { limit })) if limit == known));
+        let refused = allocator.alloc_raw(PAGE, stream).err()?;
+        assert!(matches!(refused, AllocError::Stream(StreamError::TooMany { limit }) if limit == known), "{refused}");
         Some(known)
     });
     assert_eq!(allocator.stats().streams, known.unwrap() as u64);

@@ -267,8 +267,9 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// Releases free memory to the driver until at most `keep_bytes` are held: idle chunks first, then every completely free
-    /// chunk, the largest first. Waits for the streams that used it; for the whole device only if one of them may have been
-    /// destroyed (see [`keep_stream`](Self::keep_stream)).
+    /// chunk, the largest first. Where that is not enough, what was freed and waits for other streams comes after it. Waits for the
+    /// streams that used what is released; for the whole device only if one of them may have been destroyed (see
+    /// [`keep_stream`](Self::keep_stream)). What waits for a stream that is being captured stays.
     ///
     /// # Errors
     /// [`AllocError::Driver`]; what was released before stays released. [`AllocError::Forked`].

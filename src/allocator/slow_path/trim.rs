@@ -29,6 +29,10 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         self.trim_idle(keep_bytes);
         self.trim_free(keep_bytes)?;
+        let more_has_to_go = self.mapper.chunks().held_bytes() > keep_bytes && self.rules().may_unmap();
+        if more_has_to_go && self.progress().wait_for_all_pending()? {
+            self.trim_free(keep_bytes)?;
+        }
         let held_bytes = self.mapper.chunks().held_bytes();
         Ok(Trimmed { released_bytes: before - held_bytes, held_bytes })
     }
@@ -133,11 +137,12 @@ const BATCH: usize = 32;
 #[cfg(test)]
 mod tests {
     use crate::allocator::Allocator;
-    use crate::driver::{DriverCall, ModelConfig, ModelDriver};
+    use crate::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
     use crate::physical::ChunkPolicy;
     use crate::testing::{busy, steps_of};
     use crate::units::StreamId;
     use std::sync::{Arc, OnceLock};
+    use std::time::Duration;
 
     const PAGE: u64 = 2 << 20;
     const MAIN: StreamId = StreamId::DEFAULT;
@@ -210,6 +215,32 @@ mod tests {
             assert_eq!(cached_bytes.get(), Some(&((64 - taken) * PAGE)), "{keep} pages are kept");
             allocator.check();
         }
+    }
+
+    /// Blocks that were freed while other streams still used them, one of them two after each other, are waited for where they
+    /// have to go, and only there.
+    #[test]
+    fn a_trim_waits_for_blocks_that_other_streams_use() {
+        let allocator = allocator(8);
+        let driver = allocator.driver();
+        let streams = [(); 2].map(|()| {
+            let stream = driver.create_stream().unwrap();
+            allocator.keep_stream(stream).unwrap();
+            stream
+        });
+        let blocks = [2, 3, 1].map(|pages| allocator.alloc_raw(pages * PAGE, MAIN).unwrap());
+        for (block, users) in blocks.iter().zip([&streams[..], &streams[1..], &[]]) {
+            for user in users {
+                driver.delay(*user, Duration::from_millis(10)).unwrap();
+                allocator.record_stream(*block, *user).unwrap();
+            }
+        }
+        blocks.iter().for_each(|block| allocator.free(*block).unwrap());
+        assert_eq!(allocator.trim(5 * PAGE).unwrap().held_bytes, 5 * PAGE);
+        assert_eq!(allocator.stats().pending_bytes, 5 * PAGE);
+        assert_eq!(allocator.trim(0).unwrap().held_bytes, 0);
+        assert_eq!(allocator.stats().pending_bytes, 0);
+        allocator.check();
     }
 
     #[test]

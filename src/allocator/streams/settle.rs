@@ -38,15 +38,8 @@ impl<D: Driver> Progress<'_, D> {
     /// Frees the pending blocks whose fences have passed. One query for each stream that a block waits for; the blocks whose
     /// fences have not passed are not looked at.
     pub fn settle_pending(&self) -> Result<(), DriverError> {
-        let mut awaited: BTreeMap<StreamIndex, u64> = BTreeMap::new();
-        for stream in self.streams.with_pending() {
-            for fence in stream.lock().pending.awaited() {
-                let last = awaited.entry(fence.stream).or_default();
-                *last = fence.epoch.max(*last);
-            }
-        }
         let mut answers = Answers::new();
-        for (index, epoch) in awaited {
+        for (index, epoch) in self.awaited() {
             self.ask(index, epoch, &mut answers)?;
         }
         let mut moved = Vec::new();
@@ -66,6 +59,18 @@ impl<D: Driver> Progress<'_, D> {
             self.settle(stream, &mut stream.lock(), [block]);
         }
         outcome
+    }
+
+    /// The last epoch of each stream that pending blocks wait for now.
+    fn awaited(&self) -> BTreeMap<StreamIndex, u64> {
+        let mut awaited = BTreeMap::new();
+        for stream in self.streams.with_pending() {
+            for fence in stream.lock().pending.awaited() {
+                let last = awaited.entry(fence.stream).or_default();
+                *last = fence.epoch.max(*last);
+            }
+        }
+        awaited
     }
 
     /// Asks for blocks that are in no queue about one stream after the other, as far as they have passed. Looks at each fence once,
@@ -127,6 +132,25 @@ impl<D: Driver> Progress<'_, D> {
         let passed = self.poll(stream, &mut clock)?;
         answers.insert(index, Answer { until: epoch.max(passed), passed });
         Ok(passed)
+    }
+
+    /// Waits for the streams that pending blocks wait for, as far as possible, and frees the blocks. Returns whether a stream was
+    /// waited for. What others free meanwhile need not be waited for.
+    pub fn wait_for_all_pending(&self) -> Result<bool, DriverError> {
+        let mut waited = false;
+        // A block may wait for one stream after another.
+        for _ in self.streams.iter() {
+            let mut passed = false;
+            for (index, epoch) in self.awaited() {
+                passed |= self.wait_until_passed(index, epoch)?;
+            }
+            if !passed {
+                break;
+            }
+            self.settle_pending()?;
+            waited = true;
+        }
+        Ok(waited)
     }
 
     /// Waits for the oldest pending block that can be waited for. Returns false when there is none.
