@@ -12,6 +12,7 @@ mod old_systems;
 mod parts;
 mod process;
 mod python;
+mod tools;
 mod wheels;
 mod workspace;
 

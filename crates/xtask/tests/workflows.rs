@@ -1,5 +1,5 @@
 //! What the jobs of runners run is what it was when somebody looked at it: actions are named by their commits, since a tag can be
-//! moved, and a release is built from the lock file as it is in the repository.
+//! moved, and a release is built from the lock file as it is in the repository. What is installed is in `installs.rs`.
 
 use std::path::{Path, PathBuf};
 
@@ -75,4 +75,14 @@ fn tools_of_a_release_are_named_by_their_hashes() {
 fn dependencies_of_fuzz_targets_are_checked_too() {
     let denies = |text: &str| text.contains("cargo deny --manifest-path fuzz/Cargo.toml check");
     assert!(workflows().iter().any(|(_, text)| denies(text)));
+}
+
+/// The machine of a job is named with its version, too. One with a GPU is whoever's it is.
+#[test]
+fn runners_have_versions() {
+    for (path, text) in workflows() {
+        for line in text.lines().filter(|line| line.contains("runs-on: ") || line.contains("runner: ")) {
+            assert!(!line.contains("-latest"), "{}: {}", path.display(), line.trim());
+        }
+    }
 }

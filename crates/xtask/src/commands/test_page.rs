@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::workspace::Workspace;
-use crate::{files, process, python};
+use crate::{files, process, python, tools};
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -52,7 +52,8 @@ pub fn run(workspace: &Workspace, arguments: &TestPageArguments) -> Result<(), F
 /// A virtual environment with playwright and pytest. The package's own browser is not used, and not fetched.
 pub fn environment(workspace: &Workspace) -> Result<PathBuf, Failure> {
     let own = workspace.target("page-tests");
-    python::packaged(workspace, &own, &["playwright==1.65.2", "pytest"], "playwright/__init__.py")?;
+    let pytest = tools::from_pypi(workspace, "pytest")?;
+    python::packaged(workspace, &own, &["playwright==1.65.2", &pytest], "playwright/__init__.py")?;
     Ok(own)
 }
 
