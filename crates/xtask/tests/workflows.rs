@@ -86,3 +86,10 @@ fn runners_have_versions() {
         }
     }
 }
+
+/// The runner has a browser, so that the tests of the page cannot skip unseen.
+#[test]
+fn the_page_is_tested_on_the_runner() {
+    let (_, text) = workflows().into_iter().find(|(path, _)| path.ends_with("ci.yml")).expect("the workflow");
+    assert!(text.contains("- run: .ci/run\n        env:\n          GAPLESS_REQUIRE_BROWSER: \"1\"\n"), "{text}");
+}
