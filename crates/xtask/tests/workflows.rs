@@ -73,7 +73,7 @@ fn tools_of_a_release_are_named_by_their_hashes() {
 /// The fuzz targets have a workspace and a lock file of their own.
 #[test]
 fn dependencies_of_fuzz_targets_are_checked_too() {
-    let denies = |text: &str| text.contains("cargo deny --manifest-path fuzz/Cargo.toml check");
+    let denies = |text: &str| text.contains("cargo deny --manifest-path fuzz/Cargo.toml --config deny.toml check");
     assert!(workflows().iter().any(|(_, text)| denies(text)));
 }
 
