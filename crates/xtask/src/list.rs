@@ -31,6 +31,7 @@ const GROUPS: [Group; 5] = [
             "build-python-package",
             "package-crates",
             "check-interface",
+            "release",
         ],
     },
     Group {

@@ -12,6 +12,8 @@ mod old_systems;
 mod parts;
 mod process;
 mod python;
+mod tools;
+mod versions;
 mod wheels;
 mod workspace;
 
@@ -19,7 +21,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{
     build_capi, build_kernels, build_python_package, build_sdist, build_sim, build_torch_objects, build_wheel,
     check_interface, ci, figures, generate_bindings, generate_figures, generate_header, gpu_bundle, gpu_compare,
-    model_check, package_crates, sanitize, scripts, test_interop, test_page, test_python, test_releases,
+    model_check, package_crates, release, sanitize, scripts, test_interop, test_page, test_python, test_releases,
     torch_without_gpu,
 };
 use failure::Failure;
@@ -60,6 +62,8 @@ enum Command {
     BuildPythonPackage(build_python_package::BuildPythonPackageArguments),
     /// Check what the published crates carry, and that they build from it
     PackageCrates,
+    /// Walk the list of a release, and say at its end what was not done
+    Release(release::ReleaseArguments),
     /// Report what the public interface of the crates has lost since the last release (takes cargo-semver-checks)
     CheckInterface(check_interface::CheckInterfaceArguments),
     /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
@@ -137,6 +141,7 @@ fn run(workspace: &Workspace, command: Command) -> Result<(), Failure> {
         Command::BuildSdist => build_sdist::run(workspace),
         Command::BuildPythonPackage(arguments) => build_python_package::run(workspace, &arguments),
         Command::PackageCrates => package_crates::run(workspace),
+        Command::Release(arguments) => release::run(workspace, &arguments),
         Command::CheckInterface(arguments) => check_interface::run(workspace, &arguments),
         Command::GpuBundle(arguments) => gpu_bundle::run(workspace, &arguments),
         Command::GenerateHeader => generate_header::run(workspace),

@@ -31,12 +31,28 @@ pub fn environment(workspace: &Workspace, folder: &Path) -> Result<String, Failu
     Ok(own.to_string_lossy().into_owned())
 }
 
+/// Installs packages with an interpreter, each at the version that it is named with.
+pub fn install(workspace: &Workspace, python: &str, packages: &[&str]) -> Result<(), Failure> {
+    if let Some(package) = packages.iter().find(|package| !is_pinned(package)) {
+        return Err(Failure::new(format!("{package} is to be named with its version: {package}==1.2.3")));
+    }
+    let mut pip = workspace.command(python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    process::run(pip.args(packages))
+}
+
+/// Whether a package is named as `NAME==VERSION`, or as an option or a file.
+fn is_pinned(package: &str) -> bool {
+    package.starts_with('-') || package.contains('/') || package.split_once("==").is_some_and(|(_, v)| !v.is_empty())
+}
+
+/// What PyTorch's tests take: it serves all versions of PyTorch that are tried.
+pub const NUMPY: &str = "numpy==2.4.6";
+
 /// A file of packages from PyPI, which are installed into a virtual environment where they are not yet.
 pub fn packaged(workspace: &Workspace, folder: &Path, packages: &[&str], file: &str) -> Result<PathBuf, Failure> {
     if installed(folder, file).is_none() {
-        let mut pip = workspace.command(environment(workspace, folder)?);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-        process::run(pip.args(packages))?;
+        install(workspace, &environment(workspace, folder)?, packages)?;
     }
     installed(folder, file).ok_or_else(|| Failure::new(format!("the packages held no {file}")))
 }
@@ -45,4 +61,22 @@ pub fn packaged(workspace: &Workspace, folder: &Path, packages: &[&str], file: &
 pub fn installed(environment: &Path, file: &str) -> Option<PathBuf> {
     let versions = files::entries(&environment.join("lib")).ok()?;
     versions.iter().map(|version| version.join("site-packages").join(file)).find(|path| path.exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_have_versions() {
+        for package in ["torch==2.15.0", "nvidia-cuda-crt==13.2.*", "--no-deps", "/tmp/gapless-0.3.0.whl"] {
+            assert!(is_pinned(package), "{package}");
+        }
+        for package in ["torch", "torch==", "numpy<3", "setuptools>=77"] {
+            assert!(!is_pinned(package), "{package}");
+        }
+        let workspace = Workspace::find().expect("a workspace");
+        let failure = install(&workspace, "no-such-python", &["numpy==2.4.6", "torch"]).unwrap_err();
+        assert!(failure.to_string().starts_with("torch is to be named with its version"), "{failure}");
+    }
 }

@@ -1,5 +1,5 @@
 //! What the jobs of runners run is what it was when somebody looked at it: actions are named by their commits, since a tag can be
-//! moved, and a release is built from the lock file as it is in the repository.
+//! moved, and a release is built from the lock file as it is in the repository. What is installed is in `installs.rs`.
 
 use std::path::{Path, PathBuf};
 
@@ -73,6 +73,23 @@ fn tools_of_a_release_are_named_by_their_hashes() {
 /// The fuzz targets have a workspace and a lock file of their own.
 #[test]
 fn dependencies_of_fuzz_targets_are_checked_too() {
-    let denies = |text: &str| text.contains("cargo deny --manifest-path fuzz/Cargo.toml check");
+    let denies = |text: &str| text.contains("cargo deny --manifest-path fuzz/Cargo.toml --config deny.toml check");
     assert!(workflows().iter().any(|(_, text)| denies(text)));
+}
+
+/// The machine of a job is named with its version, too. One with a GPU is whoever's it is.
+#[test]
+fn runners_have_versions() {
+    for (path, text) in workflows() {
+        for line in text.lines().filter(|line| line.contains("runs-on: ") || line.contains("runner: ")) {
+            assert!(!line.contains("-latest"), "{}: {}", path.display(), line.trim());
+        }
+    }
+}
+
+/// The runner has a browser, so that the tests of the page cannot skip unseen.
+#[test]
+fn the_page_is_tested_on_the_runner() {
+    let (_, text) = workflows().into_iter().find(|(path, _)| path.ends_with("ci.yml")).expect("the workflow");
+    assert!(text.contains("- run: .ci/run\n        env:\n          GAPLESS_REQUIRE_BROWSER: \"1\"\n"), "{text}");
 }

@@ -17,14 +17,14 @@ const DESCRIPTIONS: [&str; 3] =
     ["pkgconfig/gapless.pc", "cmake/gapless/gaplessConfig.cmake", "cmake/gapless/gaplessConfigVersion.cmake"];
 const TEMPLATES: &str = "crates/capi/packaging";
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct BuildCapiArguments {
     /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h and
     /// gapless.hpp, and what pkg-config and CMake read [default: dist/capi]
-    prefix: Option<PathBuf>,
+    pub prefix: Option<PathBuf>,
     /// Then build a program in each way, and run it over the simulated driver (needs cc, c++, pkg-config and cmake)
     #[arg(long)]
-    check: bool,
+    pub check: bool,
 }
 
 pub fn run(workspace: &Workspace, arguments: &BuildCapiArguments) -> Result<(), Failure> {

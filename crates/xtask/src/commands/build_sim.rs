@@ -18,17 +18,17 @@ const LIBRARIES: &str = "lib/gapless-sim";
 /// The folder of the Python package, from the root of the repository.
 const PROJECT: &str = "python/sim";
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct BuildSimArguments {
     /// Folder to install in: bin/gapless-sim, and its libraries in lib/gapless-sim [default: target/sim]
     #[arg(conflicts_with = "wheel")]
-    prefix: Option<PathBuf>,
+    pub prefix: Option<PathBuf>,
     /// Folder with CUDA's cuda.h and cuda_runtime_api.h, to build the stand-ins for the CUDA runtime and NVML as well
     #[arg(long, value_name = "FOLDER")]
-    cuda_headers: Option<PathBuf>,
+    pub cuda_headers: Option<PathBuf>,
     /// Build a Python wheel of it in dist, with these stand-ins; downloads CUDA's headers unless a folder has them
     #[arg(long)]
-    wheel: bool,
+    pub wheel: bool,
 }
 
 pub fn run(workspace: &Workspace, arguments: &BuildSimArguments) -> Result<(), Failure> {

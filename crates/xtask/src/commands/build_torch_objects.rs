@@ -14,7 +14,7 @@ pub const VERSIONS: [&str; 8] = ["2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1",
 /// Of CUDA, the interface needs types only, which have not changed between these minors.
 const CUDA: [&str; 2] = ["nvidia-cuda-runtime==13.2.86", "nvidia-cuda-crt==13.2.86"];
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(after_help = "Downloads 0.5 to 1 GB for each version once, and keeps 100 MB of it in the target folder.")]
 pub struct TorchObjectsArguments {
     /// Versions of PyTorch, such as 2.15.0 (default: all that a wheel carries)

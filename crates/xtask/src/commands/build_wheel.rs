@@ -11,7 +11,7 @@ use crate::old_systems::{self, OLDEST_GLIBC};
 use crate::workspace::Workspace;
 use crate::{files, python};
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(after_help = "PYTHON names the interpreter whose setuptools build it: 77 or newer.")]
 pub struct WheelArguments {
     /// Build it without PyTorch's allocator objects: PyTorch takes the plug-in, which lacks much

@@ -9,7 +9,7 @@ use crate::workspace::Workspace;
 /// nothing. The other crates have no features.
 const FEATURES: &str = "cust,cuda-driver-sys";
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct CheckInterfaceArguments {
     /// The commit to compare with; the last release's if it is left out
     #[arg(long, value_name = "REV")]

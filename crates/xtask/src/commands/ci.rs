@@ -5,8 +5,8 @@ use super::sanitize::{self, Part};
 use super::scripts;
 use super::test_interop;
 use crate::failure::Failure;
-use crate::process;
 use crate::workspace::Workspace;
+use crate::{process, tools};
 use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
@@ -33,7 +33,8 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
     let steps = Steps { start: Instant::now() };
     if process::find("cargo-mutants").is_none() {
         steps.begin("cargo-mutants, which the last step takes");
-        process::run(&mut workspace.cargo(["install", "--quiet", "--locked", "cargo-mutants"]))?;
+        let mutants = tools::of_cargo(workspace, "cargo-mutants")?;
+        process::run(&mut workspace.cargo(["install", "--quiet", "--locked", &mutants]))?;
     }
 
     steps.begin("what every change has to pass");
@@ -75,8 +76,6 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
     steps.begin("mutation testing");
     // In the environment that `short` has made.
     let python = workspace.target("python-tests/bin/python");
-    let parsers = ["-m", "pip", "install", "--quiet", "tree-sitter", "tree-sitter-rust"];
-    process::run(workspace.command(&python).args(parsers))?;
     process::run(workspace.command(&python).arg(workspace.path("scripts/mutants")))?;
     steps.begin("done");
     Ok(())

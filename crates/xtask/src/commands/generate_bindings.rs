@@ -8,12 +8,11 @@
 
 use crate::failure::Failure;
 use crate::workspace::Workspace;
-use crate::{files, process, python};
+use crate::{files, process, python, tools};
 use std::env;
 use std::path::{Path, PathBuf};
 
 const CUDA_RUNTIME: &str = "nvidia-cuda-runtime==13.0.96";
-const BINDGEN: &str = "bindgen-cli@0.73.2";
 const OUT: &str = "src/driver/cuda/sys";
 
 const REQUIRED: &str = "
@@ -117,10 +116,11 @@ fn header(workspace: &Workspace) -> Result<PathBuf, Failure> {
 }
 
 fn bindgen(workspace: &Workspace) -> Result<PathBuf, Failure> {
-    let tools = workspace.installed("tools");
-    let bindgen = tools.join("bin/bindgen");
+    let folder = workspace.installed("tools");
+    let bindgen = folder.join("bin/bindgen");
     if !bindgen.exists() {
-        process::run(workspace.cargo(["install", "--locked", BINDGEN, "--root"]).arg(&tools))?;
+        let version = tools::of_cargo(workspace, "bindgen-cli")?;
+        process::run(workspace.cargo(["install", "--locked", &version, "--root"]).arg(&folder))?;
     }
     Ok(bindgen)
 }

@@ -7,7 +7,7 @@ use crate::{files, process};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(
     after_help = "Copy the folder to the machine and run `./run RESULTS` there; `./run --simulated RESULTS` shows \
                         on any machine that the bundle is whole."

@@ -18,6 +18,7 @@ pub mod gpu_compare;
 pub mod guests;
 pub mod model_check;
 pub mod package_crates;
+pub mod release;
 pub mod sanitize;
 pub mod scripts;
 pub mod test_interop;

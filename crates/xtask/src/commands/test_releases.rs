@@ -7,6 +7,7 @@ use super::torch_object::Version;
 use super::torch_stand_ins::StandIns;
 use crate::failure::Failure;
 use crate::parts::Parts;
+use crate::python::NUMPY;
 use crate::workspace::Workspace;
 use crate::{files, process, python};
 use std::path::{Path, PathBuf};
@@ -42,12 +43,8 @@ pub fn run(workspace: &Workspace, arguments: &ReleasesArguments) -> Result<(), F
 
 fn test(workspace: &Workspace, version: &str, wheel: &Path, folder: &Path) -> Result<(), Failure> {
     let own = python::environment(workspace, folder)?;
-    let mut pip = workspace.command(&own);
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    process::run(pip.args([&format!("torch=={version}"), NUMPY]))?;
-    let mut pip = workspace.command(&own);
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"]);
-    process::run(pip.arg(wheel))?;
+    python::install(workspace, &own, &[&format!("torch=={version}"), NUMPY])?;
+    python::install(workspace, &own, &["--no-deps", "--force-reinstall", &wheel.to_string_lossy()])?;
     let stand_ins = StandIns::around(workspace, own)?;
     let mut script = stand_ins.python_as_installed(workspace);
     script.env("PYTHONPATH", workspace.path("python/tests/shared"));
@@ -55,9 +52,6 @@ fn test(workspace: &Workspace, version: &str, wheel: &Path, folder: &Path) -> Re
     println!("PyTorch {version}:");
     process::run(script.args(["python/tests/native/installed.py", way]))
 }
-
-/// PyTorch 2.4 was built before the second version of numpy.
-const NUMPY: &str = "numpy<3";
 
 /// The newest wheel of gapless in a folder.
 fn newest_wheel(dist: &Path) -> Result<PathBuf, Failure> {

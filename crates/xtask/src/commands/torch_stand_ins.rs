@@ -1,11 +1,12 @@
 //! PyTorch's CUDA build, and what it runs on without a GPU: the simulated driver, and stand-ins for the CUDA runtime, cuBLAS and
 //! NVML.
 
+use super::build_torch_objects::VERSIONS;
 use super::python_package;
 use super::torch_object::{Headers, Version, compile};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
-use crate::{files, process, python};
+use crate::{files, process, python, tools};
 use std::env;
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
@@ -113,14 +114,14 @@ impl StandIns {
         command.env("LD_PRELOAD", libraries);
     }
 
-    /// Python packages that are not there yet, with their versions or without.
+    /// Python packages that are not there yet, with their versions.
     pub fn install(&self, workspace: &Workspace, packages: &[&str]) -> Result<(), Failure> {
         let names: Vec<&str> = packages.iter().filter_map(|package| package.split('=').next()).collect();
         let imports = format!("import {}", names.join(", "));
         if python::can_run(workspace, &self.python, &imports) {
             return Ok(());
         }
-        process::run(workspace.command(&self.python).args(["-m", "pip", "install", "--quiet"]).args(packages))
+        python::install(workspace, &self.python, packages)
     }
 
     /// Puts optimised builds of gapless and of the simulated driver in the place of the ones for tests.
@@ -174,8 +175,9 @@ fn install_torch(workspace: &Workspace) -> Result<String, Failure> {
     };
     let python = python::environment(workspace, &environment)?;
     if !python::can_run(workspace, &python, "import torch, numpy, pytest") {
-        let torch = env::var("TORCH").ok().filter(|torch| !torch.is_empty()).unwrap_or_else(|| "torch".to_owned());
-        process::run(workspace.command(&python).args(["-m", "pip", "install", "--quiet", &torch, "numpy", "pytest"]))?;
+        let newest = || format!("torch=={}", VERSIONS[VERSIONS.len() - 1]);
+        let torch = env::var("TORCH").ok().filter(|torch| !torch.is_empty()).unwrap_or_else(newest);
+        python::install(workspace, &python, &[&torch, python::NUMPY, &tools::from_pypi(workspace, "pytest")?])?;
     }
     Ok(python)
 }
@@ -202,7 +204,7 @@ fn cuda_headers(workspace: &Workspace, python: &str) -> Result<PathBuf, Failure>
         let shown = process::output(workspace.command(python).args(["-m", "pip", "show", runtime]))?;
         let version = release(&shown).ok_or_else(|| Failure::new(format!("{runtime} has no version")))?;
         let wanted = format!("{crt}=={version}.*");
-        process::run(workspace.command(python).args(["-m", "pip", "install", "--quiet", "--no-deps", &wanted]))?;
+        python::install(workspace, python, &["--no-deps", &wanted])?;
         if is_12 {
             let link = folder.join("crt");
             symlink(&own_crt, &link).map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;

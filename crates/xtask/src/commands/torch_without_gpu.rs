@@ -17,7 +17,7 @@ use std::process::Command;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "GAPLESS_TORCH_ENV: folder of the environment (default: torch-env in the target folder).\n\
-                        TORCH: what to install (default: torch).\n\
+                        TORCH: what to install (default: the newest that has an allocator object).\n\
                         SOURCES is a folder with PyTorch's sources, of which test/test_cuda.py and \
                         torch/utils/viz/MemoryViz.js are used: a checkout, or what Debian's `apt-get source pytorch` unpacks.")]
 pub struct TorchArguments {
@@ -101,7 +101,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
     }
     if let Some(sources) = &arguments.pytorch_tests {
         parts.step("PyTorch's tests", || {
-            stand_ins.install(workspace, &["expecttest", "hypothesis", "psutil"])?;
+            stand_ins.install(workspace, &["expecttest==0.3.0", "hypothesis==6.170.17", "psutil==7.2.2"])?;
             let mut tests = stand_ins.python(workspace, stand_ins.folder());
             tests.arg("python/tests/native/pytorch_tests.py").arg(files::given(sources)?.join("test"));
             process::run(tests.args(&arguments.arguments))
@@ -311,8 +311,8 @@ fn viewer(workspace: &Workspace, stand_ins: &StandIns, sources: &Path) -> Result
     if !d3.exists() {
         files::create_folder(&packages)?;
         let mut npm = workspace.command("npm");
-        npm.args(["install", "--silent", "--no-save", "--ignore-scripts", "--prefix"]).arg(&packages);
-        process::run(npm.arg("d3@5.16.0"))?;
+        npm.args(["install", "d3@5.16.0", "--silent", "--no-save", "--ignore-scripts", "--prefix"]);
+        process::run(npm.arg(&packages))?;
     }
     let page = stand_ins.folder().join("viewer.html");
     let mut script = stand_ins.python(workspace, stand_ins.folder());
