@@ -12,11 +12,12 @@ import os
 import sys
 from typing import Any, Optional, Sequence
 
-from . import _conf, _frames, _library
+from . import _conf, _frames, _library, _reports
 from ._advise import AdviseError, Advice, Comparison, JobAdvice, advise, merge_advice
 from ._allocators import Allocator, DeviceMemory, Path
 from ._figures import Stats
 from ._library import ErrorKind, GaplessError, OutOfMemoryError
+from .results import Replay, Snapshot
 
 __version__ = "0.2.0"
 
@@ -80,7 +81,7 @@ def stats(device: Optional[int] = None) -> Stats:
     return _of(device).stats()
 
 
-def snapshot(device: Optional[int] = None) -> dict[str, Any]:
+def snapshot(device: Optional[int] = None) -> Snapshot:
     """Every region, block and chunk of a device's process-wide allocator and its pools."""
     return _of(device).snapshot()
 
@@ -113,9 +114,9 @@ def report(device: Optional[int] = None) -> str:
         ("budget", figures["budget_bytes"]),
     ]:
         lines.append(f"  {name:<20}{_size(size):>12}")
-    pools = _library.read_json(_library.load().gapless_torch_report_json, memory.device, 0)["pools"]
-    if pools:
-        held, live = (sum(pool["stats"][key] for pool in pools) for key in ("reserved_bytes", "live_bytes"))
+    sums = [pool["stats"] for pool in _reports.of_device(memory.device)["pools"]]
+    if sums:
+        held, live = sum(its["reserved_bytes"] for its in sums), sum(its["live_bytes"] for its in sums)
         lines.append(f"  {'held in pools':<20}{_size(held):>12}, {_size(live)} of it live")
     largest = figures["largest_with_remapping_bytes"]
     lines.append(f"  {'largest request now':<20}{_size(largest):>12}")
@@ -167,7 +168,7 @@ def replay(
     capacity: Optional[int] = None,
     policies: Sequence[str] = ("gapless", "caching"),
     search_capacity: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Replay]:
     """Replays a recording (a trace, a PyTorch memory snapshot, an RMM log) on a simulated device, without a GPU.
 
     Returns one dictionary for each policy, with the keys of ``gapless replay --json``; ``oom`` says whether and why it

@@ -5,10 +5,11 @@ from __future__ import annotations
 import abc
 import ctypes
 import os
-from typing import Any, Optional, Sequence, Union
+from typing import Optional, Sequence, Union
 
 from . import _library
 from ._figures import Stats
+from .results import OutOfMemoryReport, Snapshot
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -43,11 +44,11 @@ class _Memory(abc.ABC):
         """All statistics. What each says: ``docs/using/statistics.md``."""
         return _library.read_json(self._library.gapless_stats_json, self._handle)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         """Every region, block and chunk."""
         return _library.read_json(self._library.gapless_snapshot_json, self._handle)
 
-    def oom_report(self) -> Optional[dict[str, Any]]:
+    def oom_report(self) -> Optional[OutOfMemoryReport]:
         """The report of the last request here that ran out of memory, on whatever thread; ``text`` is for a person.
 
         The report of a request of one's own is in the exception that it raised.

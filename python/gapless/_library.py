@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from . import _figures
+from .results import OutOfMemoryReport
 
 OK = 0
 OUT_OF_MEMORY = 3
@@ -42,7 +43,7 @@ class GaplessError(RuntimeError):
     """A call of the library failed.
 
     ``status`` is its number in ``gapless.h``, ``kind`` refines it, ``code`` is CUDA's result code (0 when no driver call
-    failed), and ``report`` is the out-of-memory report as a dictionary, for requests that ran out of memory.
+    failed), and ``report`` is the out-of-memory report, for requests that ran out of memory.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class GaplessError(RuntimeError):
         text: str,
         kind: ErrorKind = ErrorKind.NONE,
         code: int = 0,
-        report: Optional[dict[str, Any]] = None,
+        report: Optional[OutOfMemoryReport] = None,
     ) -> None:
         super().__init__(text)
         self.status = status

@@ -8,7 +8,7 @@ import dataclasses
 import threading
 from typing import Any, Collection, Iterator, Optional
 
-from .. import _library
+from .. import _library, _reports
 
 _PINNED = "pinned"
 # The kinds of backups, as the library numbers them.
@@ -198,8 +198,7 @@ def asleep() -> dict[Optional[str], int]:
     """The bytes that a wake needs, by tag; under ``None`` those of memory without one. Empty where nothing is asleep."""
     found: dict[Optional[str], int] = {}
     for device in devices():
-        report = _library.read_json(_library.load().gapless_torch_report_json, device, 0)
-        for its in report["asleep"]:
+        for its in _reports.of_device(device)["asleep"]:
             found[its["tag"]] = found.get(its["tag"], 0) + its["asleep_bytes"]
     return found
 
