@@ -116,7 +116,7 @@ class TagAllocator:
         names, held = {_PREFIX + tag for tag in self._backups}, 0
         for device in _sleep.devices():
             pools = _reports.of_device(device)["pools"]
-            of_tags = [pool["stats"] for pool in pools if pool["tag"] in names]
+            of_tags = [pool["stats"] for pool in pools if pool.get("tag") in names]
             held += sum(stats["reserved_bytes"] + stats["asleep_bytes"] for stats in of_tags)
         return held
 
