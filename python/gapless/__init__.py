@@ -17,6 +17,7 @@ from ._advise import AdviseError, Advice, Comparison, JobAdvice, advise, merge_a
 from ._allocators import Allocator, DeviceMemory, Path
 from ._figures import Stats
 from ._library import ErrorKind, GaplessError, OutOfMemoryError
+from ._streams import NotAStreamError
 from .results import Replay, Snapshot
 
 __version__ = "0.2.0"
@@ -31,6 +32,7 @@ __all__ = [
     "ErrorKind",
     "GaplessError",
     "JobAdvice",
+    "NotAStreamError",
     "OutOfMemoryError",
     "Recording",
     "Stats",

@@ -7,25 +7,30 @@ import ctypes
 import os
 from typing import Optional, Sequence, Union
 
-from . import _library
+from . import _library, _streams
 from ._figures import Stats
+from ._streams import Stream
 from .results import OutOfMemoryReport, Snapshot
 
 Path = Union[str, "os.PathLike[str]"]
 
 
 class _Memory(abc.ABC):
-    """What an allocator of one's own and that of a device have in common. Addresses and streams are plain integers."""
+    """What an allocator of one's own and that of a device have in common.
+
+    Addresses are plain integers. Streams are objects with ``__cuda_stream__``, handles as integers, or ``None`` for the default
+    stream; what is none of them raises ``gapless.NotAStreamError``.
+    """
 
     _library: ctypes.CDLL
     _handle: ctypes.c_void_p
 
-    def alloc(self, size: int, stream: int = 0, *, alignment: int = 0) -> int:
+    def alloc(self, size: int, stream: Stream = None, *, alignment: int = 0) -> int:
         """Allocates ``size`` bytes for work on ``stream`` and returns the address."""
         if size < 0 or alignment < 0:
             raise ValueError(f"a size of {size} at a multiple of {alignment}")
         pointer = ctypes.c_void_p()
-        _library.check(self._alloc(size, alignment or 1, stream, pointer))
+        _library.check(self._alloc(size, alignment or 1, _streams.handle(stream), pointer))
         return pointer.value or 0
 
     @abc.abstractmethod
@@ -110,21 +115,21 @@ class Allocator(_Memory):
         """Frees an allocation; work queued by now may still use it."""
         _library.check(self._library.gapless_free(self._handle, address))
 
-    def record_stream(self, address: int, stream: int) -> None:
+    def record_stream(self, address: int, stream: Stream) -> None:
         """Records that ``stream`` also uses an allocation."""
-        _library.check(self._library.gapless_record_stream(self._handle, address, stream))
+        _library.check(self._library.gapless_record_stream(self._handle, address, _streams.handle(stream)))
 
-    def keep_stream(self, stream: int) -> None:
+    def keep_stream(self, stream: Stream) -> None:
         """Promises that ``stream`` lives until it is forgotten or the allocator is closed.
 
         Memory that was used on a stream that is not kept is reused on other streams only after its next call here, or
         after the host has waited for the whole device.
         """
-        _library.check(self._library.gapless_keep_stream(self._handle, stream))
+        _library.check(self._library.gapless_keep_stream(self._handle, _streams.handle(stream)))
 
-    def forget_stream(self, stream: int) -> None:
+    def forget_stream(self, stream: Stream) -> None:
         """Ends the promise of ``keep_stream``, right before ``stream`` is destroyed."""
-        _library.check(self._library.gapless_forget_stream(self._handle, stream))
+        _library.check(self._library.gapless_forget_stream(self._handle, _streams.handle(stream)))
 
     def trim(self, keep_bytes: int = 0) -> int:
         """Returns free memory to the driver until at most ``keep_bytes`` are held; returns the number of bytes released."""
@@ -171,28 +176,28 @@ class DeviceMemory(_Memory):
         """Frees an allocation; work queued by now may still use it. ``size``, as requested, is for the memory history."""
         _library.check(self._library.gapless_device_free(self.device, address, size))
 
-    def free_on(self, address: int, stream: int, size: int = 0) -> None:
+    def free_on(self, address: int, stream: Stream, size: int = 0) -> None:
         """Frees an allocation whose last use was on ``stream``, whichever stream it was allocated on.
 
         Waits for all devices in use where ``stream`` cannot be recorded. Raises a ``GaplessError`` if one cannot be waited
         for either, since a graph is being captured; the allocation is as before then.
         """
-        _library.check(self._library.gapless_device_free_on(self.device, address, size, stream))
+        _library.check(self._library.gapless_device_free_on(self.device, address, size, _streams.handle(stream)))
 
-    def record_stream(self, address: int, stream: int) -> None:
+    def record_stream(self, address: int, stream: Stream) -> None:
         """Records that ``stream`` also uses an allocation."""
-        _library.check(self._library.gapless_device_record_stream(self.device, address, stream))
+        _library.check(self._library.gapless_device_record_stream(self.device, address, _streams.handle(stream)))
 
-    def keep_stream(self, stream: int) -> None:
+    def keep_stream(self, stream: Stream) -> None:
         """Promises that ``stream`` lives until it is forgotten. PyTorch's streams are kept without a call."""
-        _library.check(self._library.gapless_device_keep_stream(self.device, stream))
+        _library.check(self._library.gapless_device_keep_stream(self.device, _streams.handle(stream)))
 
-    def forget_stream(self, stream: int) -> None:
+    def forget_stream(self, stream: Stream) -> None:
         """Ends the promise of ``keep_stream``, right before ``stream`` is destroyed.
 
         With PyTorch, call it before the stream behind a ``torch.cuda.ExternalStream`` is destroyed.
         """
-        _library.check(self._library.gapless_device_forget_stream(self.device, stream))
+        _library.check(self._library.gapless_device_forget_stream(self.device, _streams.handle(stream)))
 
     def trim(self, keep_bytes: int = 0) -> int:
         """Returns free memory to the driver until at most ``keep_bytes`` are held; returns the number of bytes released.

@@ -9,7 +9,8 @@ import threading
 import weakref
 from typing import Any, Optional, Sequence, Union
 
-from .. import _library
+from .. import _library, _streams
+from .._streams import Stream
 
 _CAPSULE = b"dltensor"
 # Where a DLManagedTensor of DLPack has its deleter.
@@ -137,14 +138,14 @@ class Growable:
             self._rows = left
             return unmapped.value
 
-    def record_stream(self, stream: Any) -> None:
+    def record_stream(self, stream: Stream) -> None:
         """Records that work on ``stream`` uses it: a :meth:`shrink`, and the end of the memory, wait for that stream, too.
 
         For streams that were never current when it grew. With :func:`enable`, ``Tensor.record_stream`` of its tensors does the
         same, until it is closed.
         """
         with self._lock:
-            self._map(self._open(), 0, stream.cuda_stream)
+            self._map(self._open(), 0, _streams.handle(stream))
 
     def close(self) -> None:
         """Gives memory and addresses back, after a wait as in :meth:`shrink`: now, or when the last tensor of it is gone."""
