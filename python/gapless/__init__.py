@@ -16,7 +16,8 @@ from . import _conf, _frames, _library, _reports
 from ._advise import AdviseError, Advice, Comparison, JobAdvice, advise, merge_advice
 from ._allocators import Allocator, DeviceMemory, Path
 from ._figures import Stats
-from ._library import ErrorKind, GaplessError, OutOfMemoryError
+from ._library import GaplessError, OutOfMemoryError
+from ._numbers import ErrorKind, Status
 from ._streams import NotAStreamError
 from .results import Replay, Snapshot
 
@@ -36,6 +37,7 @@ __all__ = [
     "OutOfMemoryError",
     "Recording",
     "Stats",
+    "Status",
     "advise",
     "configure",
     "last_error",
@@ -72,7 +74,7 @@ def last_error() -> Optional[GaplessError]:
     by_frame = _frames.of_refusal(error)
     if by_frame and error.report is not None:
         error.report["largest_live_by_frame"] = by_frame
-    return None if error.status == _library.OK else error
+    return None if error.status == Status.OK else error
 
 
 # The functions from here on are about the current device of PyTorch or CuPy, unless they are given another one.

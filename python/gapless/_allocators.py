@@ -9,6 +9,7 @@ from typing import Optional, Sequence, Union
 
 from . import _library, _streams
 from ._figures import Stats
+from ._numbers import Status
 from ._streams import Stream
 from .results import OutOfMemoryReport, Snapshot
 
@@ -61,7 +62,7 @@ class _Memory(abc.ABC):
         try:
             return _library.read_json(self._library.gapless_oom_report_json, self._handle)
         except _library.GaplessError as error:
-            if error.status == _library.NOT_FOUND:
+            if error.status == Status.NOT_FOUND:
                 return None
             raise
 
@@ -143,7 +144,7 @@ class Allocator(_Memory):
         Raises, too, while another thread is inside a call on the allocator, which is as before then.
         """
         status = self._library.gapless_destroy(self._handle)
-        if status != _library.IN_USE:
+        if status != Status.IN_USE:
             self._handle = ctypes.c_void_p()
         _library.check(status)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapless import DeviceMemory, GaplessError, _streams
+from gapless import DeviceMemory, GaplessError, Status, _streams
 from gapless._frees import Frees
-from gapless._library import DRIVER
 
 __all__ = ["enable", "resource"]
 
@@ -21,7 +20,7 @@ def resource(device: int = 0) -> Any:
         try:
             memory.free_on(pointer, stream, size)
         except GaplessError as error:
-            if error.status != DRIVER:
+            if error.status != Status.DRIVER:
                 raise
             return False
         return True

@@ -17,6 +17,7 @@ from typing import Any, Collection, Iterator, Optional, Union
 from . import _reports, _start
 from . import torch as _torch
 from ._imports import after_import
+from ._numbers import PoolKind
 from .torch import _sleep
 
 __all__ = ["TagAllocator", "register"]
@@ -100,7 +101,7 @@ class TagAllocator:
             pool = self._graph_pools.get(device)
             if pool is None:
                 pool = self._graph_pools[device] = torch.cuda.MemPool()
-                _sleep.declare(device, pool, _sleep.GRAPH, name)
+                _sleep.declare(device, pool, PoolKind.GRAPH, name)
         yield pool.id
 
     def release_pools(self) -> None:

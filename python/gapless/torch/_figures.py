@@ -11,6 +11,7 @@ from typing import Any, Iterator, Optional
 
 from .. import _library, _reports
 from .._figures import TORCH_KEYS
+from .._numbers import Status
 from ..results import Block, Region
 
 _METRICS = (
@@ -83,7 +84,7 @@ class Figures:
         while True:
             pools = (_library.Pool * number.value)()
             status = _library.load().gapless_torch_pools(self.device, pools, len(pools), number)
-            if status != _library.BUFFER_TOO_SMALL:
+            if status != Status.BUFFER_TOO_SMALL:
                 _library.check(status)
                 return list(pools[: number.value])
 
@@ -92,7 +93,7 @@ class Figures:
             return int(self.now(pool).reserved_bytes)
         except _library.GaplessError as error:
             # It has ended since.
-            if error.status == _library.NOT_FOUND:
+            if error.status == Status.NOT_FOUND:
                 return 0
             raise
 

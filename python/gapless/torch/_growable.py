@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Optional, Sequence, Union
 
 from .. import _library, _streams
+from .._numbers import Status
 from .._streams import Stream
 
 _CAPSULE = b"dltensor"
@@ -131,7 +132,7 @@ class Growable:
             unmapped = ctypes.c_uint64()
             surplus = self.held_bytes - left * self._row_bytes
             status = _library.load().gapless_range_shrink(self.device.index, start, surplus, ctypes.byref(unmapped))
-            if status != _library.OK:
+            if status != Status.OK:
                 failure = _library.last_error()
                 self._rows = min(self._rows, self.held_bytes // self._row_bytes)
                 raise failure
