@@ -1,8 +1,8 @@
 """gapless: a GPU memory allocator. If the bytes are free, the allocation succeeds.
 
 PyTorch: ``import gapless.torch; gapless.torch.enable()`` before CUDA is initialised.
-CuPy, RMM, Numba: ``gapless.cupy``, ``gapless.rmm``, ``gapless.numba``. They all share one allocator per device, made on
-first use from ``GAPLESS_CONF``; ``stats``, ``report``, ``trim`` and the other functions here are about that one.
+CuPy, RMM, Numba, Warp: ``gapless.cupy``, ``gapless.rmm``, ``gapless.numba``, ``gapless.warp``. They all share one allocator
+per device, made on first use from ``GAPLESS_CONF``; ``stats``, ``report``, ``trim`` and the other functions here are about it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class NotAStreamError(TypeError):
 
 
 def handle(stream: Stream) -> int:
-    """Returns the handle of a stream: of an object with ``__cuda_stream__``, a whole number, or 0, the default stream, for ``None``.
+    """Returns the handle of a stream: an object with ``__cuda_stream__``, a whole number, or ``None`` for the default stream.
 
     Streams of a PyTorch that is too old for the protocol say their handle as well. Raises ``NotAStreamError`` for all else.
     """
@@ -35,8 +35,8 @@ def handle(stream: Stream) -> int:
         number = operator.index(found)
     except TypeError:
         raise NotAStreamError(
-            f"{stream!r} does not say which stream it is: a stream is a whole number, None, or an object with __cuda_stream__, which "
-            "newer versions of its library may have"
+            f"{stream!r} does not say which stream it is: a stream is a whole number, None, or an object with __cuda_stream__, "
+            "which newer versions of its library may have"
         ) from None
     if not 0 <= number < 1 << 64:
         raise NotAStreamError(f"{number} is no handle of a stream")
