@@ -10,6 +10,7 @@ import threading
 from typing import Any, Callable, Optional
 
 from . import _library
+from .results import LineUse
 
 # The device; where to write a text, and how much room there is. Returns the length of the text.
 _EXPLAIN = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
@@ -28,9 +29,9 @@ def is_users(filename: str) -> bool:
     return filename.endswith((".py", ".pyw")) and not any(path.startswith(other) for other in others)
 
 
-def largest_live(segments: list[dict[str, Any]], device: int) -> list[dict[str, Any]]:
+def largest_live(segments: list[dict[str, Any]], device: int) -> list[LineUse]:
     """Returns what live blocks of a snapshot hold by the innermost line of the program that allocated them, most bytes first."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, LineUse] = {}
     for segment in segments:
         for block in segment["blocks"] if segment["device"] == device else ():
             if block["state"] != "active_allocated":
@@ -45,7 +46,7 @@ def largest_live(segments: list[dict[str, Any]], device: int) -> list[dict[str, 
     return sorted(found.values(), key=lambda row: row["bytes"], reverse=True)[:_MOST]
 
 
-def _text(rows: list[dict[str, Any]]) -> str:
+def _text(rows: list[LineUse]) -> str:
     """The rows as the end of an out-of-memory report."""
     lines = [f"\n    {_size(row['bytes']):>10} in {row['blocks']} block{'s'[: row['blocks'] - 1]} at {row['frame']}" for row in rows]
     return "\n  largest live allocations by line:" + "".join(lines) if lines else ""
@@ -75,6 +76,6 @@ def explain_refusals(set_function: Callable[[Any], None], snapshot: Callable[[],
     return function
 
 
-def of_refusal(error: Exception) -> Optional[list[dict[str, Any]]]:
+def of_refusal(error: Exception) -> Optional[list[LineUse]]:
     """Returns the rows that :func:`explain_refusals` found when this error was raised on this thread."""
     return _refusal.rows if getattr(_refusal, "text", None) == str(error) else None

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from . import _library
+from ._numbers import Status
 
 # What every handle of gapless begins with, and none of PyTorch's.
 _OURS = b"gapless"
@@ -35,7 +36,7 @@ class _Received:
 def _close(torch: Any, device: int, start: ctypes.c_void_p, counter: tuple[bytes, int]) -> None:
     """Notifies the sender's PyTorch last: from then on it may reuse the memory, and work here has to be done with it."""
     library = _library.load()
-    if library.gapless_device_close_import(device, start) != _library.OK:
+    if library.gapless_device_close_import(device, start) != Status.OK:
         warnings.warn(f"memory of another process stays open: {_library.last_error()}", RuntimeWarning, stacklevel=2)
         return
     torch.UntypedStorage._release_ipc_counter(*counter, device=f"cuda:{device}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import enum
 import json
 import os
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_size_t, c_ssize_t, c_uint32, c_uint64, c_void_p
@@ -11,38 +10,15 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from . import _figures
-
-OK = 0
-OUT_OF_MEMORY = 3
-DRIVER = 7
-BUFFER_TOO_SMALL = 9
-IN_USE = 11
-NOT_FOUND = 13
-
-
-class ErrorKind(enum.IntEnum):
-    """The kind of a failure, as far as a program can act on it: the ``GAPLESS_KIND_...`` numbers of ``gapless.h``."""
-
-    NONE = 0
-    OUT_OF_MEMORY = 1
-    NOT_SUPPORTED = 2
-    INVALID_VALUE = 3
-    INVALID_HANDLE = 4
-    DEVICE_LOST = 5
-    DRIVER_OTHER = 6
-    TOO_LARGE = 7
-    ADDRESSES_FRAGMENTED = 8
-    FOREIGN_STREAM = 9
-    TOO_MANY_STREAMS = 10
-    CANNOT_WAIT = 11
-    FORKED = 12
+from ._numbers import ErrorKind, Status
+from .results import OutOfMemoryReport
 
 
 class GaplessError(RuntimeError):
     """A call of the library failed.
 
-    ``status`` is its number in ``gapless.h``, ``kind`` refines it, ``code`` is CUDA's result code (0 when no driver call
-    failed), and ``report`` is the out-of-memory report as a dictionary, for requests that ran out of memory.
+    ``status`` says how it ended, a ``gapless.Status``, ``kind`` refines it, ``code`` is CUDA's result code (0 when no driver call
+    failed), and ``report`` is the out-of-memory report, for requests that ran out of memory.
     """
 
     def __init__(
@@ -51,7 +27,7 @@ class GaplessError(RuntimeError):
         text: str,
         kind: ErrorKind = ErrorKind.NONE,
         code: int = 0,
-        report: Optional[dict[str, Any]] = None,
+        report: Optional[OutOfMemoryReport] = None,
     ) -> None:
         super().__init__(text)
         self.status = status
@@ -259,7 +235,7 @@ def load() -> ctypes.CDLL:
 
 def check(status: int) -> None:
     """Raises the failure that a status stands for."""
-    if status != OK:
+    if status != Status.OK:
         raise last_error()
 
 
@@ -269,9 +245,10 @@ def last_error() -> GaplessError:
     status = library.gapless_last_error_status()
     text = (library.gapless_last_error() or b"").decode(errors="replace")
     number, code = library.gapless_last_error_kind(), library.gapless_last_error_code()
-    # A newer library may know more kinds.
+    # A newer library may know more of both.
     kind = ErrorKind(number) if number in ErrorKind.__members__.values() else ErrorKind.NONE
-    of_memory = status == OUT_OF_MEMORY
+    status = Status(status) if status in Status.__members__.values() else status
+    of_memory = status == Status.OUT_OF_MEMORY
     report = _read(library.gapless_last_error_report_json)[1] if of_memory else None
     return (OutOfMemoryError if of_memory else GaplessError)(status, text, kind, code, report)
 
@@ -289,6 +266,6 @@ def _read(function: Callable[..., int], *arguments: Any) -> tuple[int, Any]:
     while True:
         buffer = ctypes.create_string_buffer(needed.value)
         status = function(*arguments, buffer, len(buffer), ctypes.byref(needed))
-        if status != BUFFER_TOO_SMALL:
-            return status, json.loads(buffer.value) if status == OK else None
+        if status != Status.BUFFER_TOO_SMALL:
+            return status, json.loads(buffer.value) if status == Status.OK else None
         needed.value += needed.value // 8

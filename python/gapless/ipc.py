@@ -10,10 +10,11 @@ the sender has freed it or has ended. No memory is allocated for it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Optional
+from typing import Optional
 
 from . import _ipc, _library
 from ._imports import after_import
+from .results import Holder
 
 after_import("torch", _ipc.accept)
 
@@ -45,13 +46,13 @@ def keep_closed(size: int, device: int = 0) -> None:
     _library.check(_library.load().gapless_device_keep_closed_imports(device, size))
 
 
-def holders(device: int = 0) -> list[dict[str, Any]]:
+def holders(device: int = 0) -> list[Holder]:
     """The processes that have tensors of this one open: ``process``, ``blocks``, ``bytes``, and ``freed_bytes``.
 
     ``freed_bytes`` were freed here, and are held for that process alone. ``process`` is None for all processes of other namespaces,
     as in other containers.
     """
-    found: list[dict[str, Any]] = _library.read_json(_library.load().gapless_device_holders_json, device)
+    found: list[Holder] = _library.read_json(_library.load().gapless_device_holders_json, device)
     return found
 
 

@@ -48,7 +48,7 @@ def _make_manager() -> Any:
 
         def get_memory_info(self) -> Any:
             stats = self._memory.stats()
-            return MemoryInfo(free=stats["fragmentation"]["free_bytes"], total=stats["budget_bytes"])
+            return MemoryInfo(free=stats["free_bytes"], total=stats["budget_bytes"])
 
         def get_ipc_handle(self, memory: Any) -> Any:
             raise NotImplementedError("memory of gapless cannot be shared by cuIpcGetMemHandle")

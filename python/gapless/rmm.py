@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapless import DeviceMemory, GaplessError
+from gapless import DeviceMemory, GaplessError, Status, _streams
 from gapless._frees import Frees
-from gapless._library import DRIVER
 
 __all__ = ["enable", "resource"]
 
@@ -21,7 +20,7 @@ def resource(device: int = 0) -> Any:
         try:
             memory.free_on(pointer, stream, size)
         except GaplessError as error:
-            if error.status != DRIVER:
+            if error.status != Status.DRIVER:
                 raise
             return False
         return True
@@ -30,26 +29,15 @@ def resource(device: int = 0) -> Any:
 
     def allocate(size: int, stream: Any = None) -> int:
         frees.settle()
-        return memory.alloc(size, _handle(stream))
+        return memory.alloc(size, stream)
 
     def deallocate(pointer: int, size: int, stream: Any = None) -> None:
         # RMM frees in the order of this stream, which need not be the one that the memory was allocated on. The default
-        # stream is a stream like any other. RMM's deallocation cannot fail: what is raised here, nobody catches.
-        frees.add(pointer, size, _handle(stream))
+        # stream is a stream like any other. RMM's deallocation cannot fail: what is raised here, nobody catches. The object need
+        # not live until the memory is freed.
+        frees.add(pointer, size, _streams.handle(stream))
 
     return CallbackMemoryResource(allocate, deallocate)
-
-
-def _handle(stream: Any) -> int:
-    """Returns the handle of a stream: of an RMM stream, a number, or 0, the default stream, for ``None``."""
-    if stream is None:
-        return 0
-    if isinstance(stream, int):
-        return stream
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is None:
-        raise TypeError(f"{stream!r} does not say which stream it is (it has no __cuda_stream__): install a newer RMM")
-    return int(protocol()[1])
 
 
 def enable(device: int = 0) -> None:

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Collection, Iterator, Optional, Union
 
-from . import _library, _start
+from . import _reports, _start
 from . import torch as _torch
 from ._imports import after_import
+from ._numbers import PoolKind
 from .torch import _sleep
 
 __all__ = ["TagAllocator", "register"]
@@ -100,7 +101,7 @@ class TagAllocator:
             pool = self._graph_pools.get(device)
             if pool is None:
                 pool = self._graph_pools[device] = torch.cuda.MemPool()
-                _sleep.declare(device, pool, _sleep.GRAPH, name)
+                _sleep.declare(device, pool, PoolKind.GRAPH, name)
         yield pool.id
 
     def release_pools(self) -> None:
@@ -115,8 +116,8 @@ class TagAllocator:
         """The bytes that the tags hold, and those that a wake needs for what is asleep of them."""
         names, held = {_PREFIX + tag for tag in self._backups}, 0
         for device in _sleep.devices():
-            report = _library.read_json(_library.load().gapless_torch_report_json, device, 0)
-            of_tags = [pool["stats"] for pool in report["pools"] if pool["tag"] in names]
+            pools = _reports.of_device(device)["pools"]
+            of_tags = [pool["stats"] for pool in pools if pool.get("tag") in names]
             held += sum(stats["reserved_bytes"] + stats["asleep_bytes"] for stats in of_tags)
         return held
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from .. import _conf, _library, _run, _start
+from .._numbers import Status
 from . import _object, _sleep
 from ._explain import explain_oom
 from ._figures import Figures, mark_asleep, record_history, snapshot
@@ -130,7 +131,7 @@ def enable(budget: Union[int, float, str, None] = None, **settings: Union[str, i
         _conf.configure(_conf.text(keys))
     except _library.GaplessError as error:
         # In use already by another front end, with these settings.
-        if error.status != _library.IN_USE or keys != _conf.given(os.environ):
+        if error.status != Status.IN_USE or keys != _conf.given(os.environ):
             raise
     is_used = _install_object(torch)
     if is_used is not None:
@@ -189,7 +190,7 @@ def _change_settings(arguments: dict[str, str]) -> None:
     try:
         _conf.configure(_conf.text(keys))
     except _library.GaplessError as error:
-        if error.status != _library.IN_USE:
+        if error.status != Status.IN_USE:
             raise
         raise RuntimeError(
             f"too late for {_conf.text(arguments)!r}: gapless is in use, with {_conf.text(_settings) or 'no settings'!r}. "

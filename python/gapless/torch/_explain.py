@@ -19,6 +19,7 @@ from typing import Any, Iterator, Optional, Union
 
 from .. import _advise, _conf, _library
 from .._frames import _size
+from .._reports import Explanation
 from .._start import EXPLAIN_VARIABLE
 from ._history import History
 
@@ -163,7 +164,7 @@ def _report(settings: _Settings, device: int, requested: int, free: int) -> str:
         "json": str(recording.with_suffix(".json")),
     }
     function = _library.load().gapless_explain_json
-    explained = _library.read_json(function, os.fsencode(recording), json.dumps(options).encode())
+    explained: Explanation = _library.read_json(function, os.fsencode(recording), json.dumps(options).encode())
     shown = page if page.exists() else recording
     problems = [f"gapless: {problem}" for problem in explained["problems"]]
     asked = _asked(device, requested)

@@ -9,8 +9,10 @@ import itertools
 import sys
 from typing import Any, Iterator, Optional
 
-from .. import _library
+from .. import _library, _reports
 from .._figures import TORCH_KEYS
+from .._numbers import Status
+from ..results import Block, Region
 
 _METRICS = (
     "allocation",
@@ -39,9 +41,9 @@ class Figures:
     def __init__(self, device: int) -> None:
         self.device = device
 
-    def report(self, snapshot: bool = False) -> dict[str, Any]:
+    def report(self, snapshot: bool = False) -> _reports.DeviceReport:
         """The library's own report: the main allocator and the pools."""
-        return _library.read_json(_library.load().gapless_torch_report_json, self.device, int(snapshot))
+        return _reports.of_device(self.device, snapshot)
 
     def now(self, pool: Optional[_library.Pool] = None) -> _library.Stats:
         """The figures of the device, pools included, or of a pool. Counts are those since they were reset."""
@@ -82,7 +84,7 @@ class Figures:
         while True:
             pools = (_library.Pool * number.value)()
             status = _library.load().gapless_torch_pools(self.device, pools, len(pools), number)
-            if status != _library.BUFFER_TOO_SMALL:
+            if status != Status.BUFFER_TOO_SMALL:
                 _library.check(status)
                 return list(pools[: number.value])
 
@@ -91,7 +93,7 @@ class Figures:
             return int(self.now(pool).reserved_bytes)
         except _library.GaplessError as error:
             # It has ended since.
-            if error.status == _library.NOT_FOUND:
+            if error.status == Status.NOT_FOUND:
                 return 0
             raise
 
@@ -100,7 +102,7 @@ class Figures:
         report = self.report(snapshot=True)
         asleep = set(report["asleep_blocks"])
         parts = [((0, 0), report["snapshot"])]
-        parts += [(tuple(part["id"]), part["snapshot"]) for part in report["pools"]]
+        parts += [((part["id"][0], part["id"][1]), part["snapshot"]) for part in report["pools"]]
         for name, snapshot in parts:
             if pool is not None and pool != (0, 0) and name != pool:
                 continue
@@ -108,8 +110,8 @@ class Figures:
                 for run in _runs(segment["blocks"]):
                     yield from divided(self._segment(segment, run, name), asleep)
 
-    def _segment(self, segment: dict[str, Any], run: list[dict[str, Any]], pool: tuple[int, int]) -> dict[str, Any]:
-        blocks = [
+    def _segment(self, segment: Region, run: list[Block], pool: tuple[int, int]) -> dict[str, Any]:
+        blocks: list[dict[str, Any]] = [
             {
                 "address": block["addr"],
                 "size": block["bytes"],
@@ -184,9 +186,9 @@ def mark_asleep(torch: Any) -> None:
     torch._C._cuda_memorySnapshot = marked
 
 
-def _runs(blocks: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _runs(blocks: list[Block]) -> Iterator[list[Block]]:
     """Runs of blocks that touch, in address order: the viewer expects the blocks of a segment to cover all of it."""
-    run: list[dict[str, Any]] = []
+    run: list[Block] = []
     end = None
     for block in blocks:
         if block["state"] not in _STATES:
@@ -222,8 +224,8 @@ def _traces(segments: list[dict[str, Any]], devices: list[int]) -> list[list[dic
     traces: dict[int, list[dict[str, Any]]] = {device: [] for device in devices}
     # What is live at an address. Not every front end says at a free how large the allocation was, and on which stream.
     live: dict[tuple[int, int], tuple[int, int]] = {}
-    for event in _library.read_json(_library.load().gapless_torch_history_json):
-        device, addr, size, stream = (event[key] for key in ("device", "addr", "bytes", "stream"))
+    for event in _reports.history():
+        device, addr, size, stream = event["device"], event["addr"], event["bytes"], event["stream"]
         if device not in traces:
             continue
 
@@ -231,7 +233,7 @@ def _traces(segments: list[dict[str, Any]], devices: list[int]) -> list[list[dic
             size, stream = live.pop((device, addr), (size, stream))
 
         def entry(
-            action: str, size: int, key: str = "addr", event: dict[str, Any] = event, stream: int = stream
+            action: str, size: int, key: str = "addr", event: _reports.Event = event, stream: int = stream
         ) -> dict[str, Any]:
             return {
                 "action": action,

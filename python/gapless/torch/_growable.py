@@ -9,7 +9,9 @@ import threading
 import weakref
 from typing import Any, Optional, Sequence, Union
 
-from .. import _library
+from .. import _library, _streams
+from .._numbers import Status
+from .._streams import Stream
 
 _CAPSULE = b"dltensor"
 # Where a DLManagedTensor of DLPack has its deleter.
@@ -130,21 +132,21 @@ class Growable:
             unmapped = ctypes.c_uint64()
             surplus = self.held_bytes - left * self._row_bytes
             status = _library.load().gapless_range_shrink(self.device.index, start, surplus, ctypes.byref(unmapped))
-            if status != _library.OK:
+            if status != Status.OK:
                 failure = _library.last_error()
                 self._rows = min(self._rows, self.held_bytes // self._row_bytes)
                 raise failure
             self._rows = left
             return unmapped.value
 
-    def record_stream(self, stream: Any) -> None:
+    def record_stream(self, stream: Stream) -> None:
         """Records that work on ``stream`` uses it: a :meth:`shrink`, and the end of the memory, wait for that stream, too.
 
         For streams that were never current when it grew. With :func:`enable`, ``Tensor.record_stream`` of its tensors does the
         same, until it is closed.
         """
         with self._lock:
-            self._map(self._open(), 0, stream.cuda_stream)
+            self._map(self._open(), 0, _streams.handle(stream))
 
     def close(self) -> None:
         """Gives memory and addresses back, after a wait as in :meth:`shrink`: now, or when the last tensor of it is gone."""

@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterator, Optional
 
 from .. import _library
 from .._imports import after_import
+from .._numbers import Status
 
 _MODULE = "torch_memory_saver.entrypoint"
 # What the class is called with that takes the place of theirs.
@@ -199,4 +200,4 @@ def _over(original: Any, tags: Any) -> Any:
 def _is_gapless(address: int) -> bool:
     """Whether a block of gapless lies there."""
     block = _library.Block()
-    return _library.load().gapless_torch_describe(address, block) == _library.OK
+    return _library.load().gapless_torch_describe(address, block) == Status.OK

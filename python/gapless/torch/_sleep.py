@@ -8,14 +8,11 @@ import dataclasses
 import threading
 from typing import Any, Collection, Iterator, Optional
 
-from .. import _library
+from .. import _library, _reports
+from .._numbers import Backup, PoolKind, Wake
 
 _PINNED = "pinned"
-# The kinds of backups, as the library numbers them.
-_BACKUPS = {"discard": 0, _PINNED: 1, "pageable": 2, "file": 3}
-# The kinds of pools, too.
-GRAPH, _ORDINARY = 0, 1
-_RETAIN_BACKUPS = 1
+_BACKUPS = {backup.name.lower(): backup for backup in Backup}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +90,12 @@ def _pool_of(torch: Any, name: str, backup: Optional[str]) -> Any:
         pool = known.pools.get(device)
         if pool is None:
             pool = torch.cuda.MemPool()
-            declare(device, pool, _ORDINARY, name)
+            declare(device, pool, PoolKind.ORDINARY, name)
             known.pools[device] = pool
     return pool
 
 
-def declare(device: int, pool: Any, kind: int, name: str) -> None:
+def declare(device: int, pool: Any, kind: PoolKind, name: str) -> None:
     """Says what kind a pool is, and its tag."""
     named = _library.Pool(*pool.id)
     _library.check(_library.load().gapless_torch_declare_pool(device, named, kind, name.encode()))
@@ -158,7 +155,7 @@ def wake(*tags: str, wait: float = 0.0, retain: bool = False) -> int:
         raise ValueError(f"wait is a number of seconds from 0 on, not {wait!r}")
     woken = 0
     milliseconds = min(int(wait * 1000), (1 << 63) - 1) if wait != float("inf") else (1 << 63) - 1
-    flags = _RETAIN_BACKUPS if retain else 0
+    flags = Wake.RETAIN_BACKUPS if retain else 0
     library = _library.load()
     names: list[Optional[bytes]] = [name.encode() for name in tags] if tags else [None]
     for device in devices():
@@ -198,8 +195,7 @@ def asleep() -> dict[Optional[str], int]:
     """The bytes that a wake needs, by tag; under ``None`` those of memory without one. Empty where nothing is asleep."""
     found: dict[Optional[str], int] = {}
     for device in devices():
-        report = _library.read_json(_library.load().gapless_torch_report_json, device, 0)
-        for its in report["asleep"]:
+        for its in _reports.of_device(device)["asleep"]:
             found[its["tag"]] = found.get(its["tag"], 0) + its["asleep_bytes"]
     return found
 

@@ -145,7 +145,7 @@ def test_streams_that_use_it_are_known(capfd):
         cache = gapless.torch.growable((100, MIB), dtype=torch.uint8)
         with torch.cuda.stream(current):
             cache.grow(4)
-        cache.record_stream(recorded)
+        cache.record_stream(recorded.cuda_stream if capturing is current else recorded)
         cache.tensor[2:].record_stream(of_a_tensor)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(capturing):
@@ -157,6 +157,8 @@ def test_streams_that_use_it_are_known(capfd):
         assert (len(cache), cache.held_bytes) == (4, 4 * MIB)
         assert cache.shrink(2) == 2 * MIB
         graph.reset()
+    with pytest.raises(gapless.NotAStreamError):
+        cache.record_stream("recorded")
     assert "gapless:" not in capfd.readouterr().err
 
 

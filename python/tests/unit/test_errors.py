@@ -1,6 +1,7 @@
 """The content of an exception: the kind of the failure, CUDA's code, and the report of the request that failed."""
 
 import threading
+import types
 
 import pytest
 
@@ -13,6 +14,7 @@ def test_kinds_of_failures():
     with gapless.Allocator(budget=16 * MIB) as allocator:
         with pytest.raises(gapless.OutOfMemoryError) as raised:
             allocator.alloc(17 * MIB)
+        assert raised.value.status is gapless.Status.OUT_OF_MEMORY
         assert raised.value.kind is gapless.ErrorKind.OUT_OF_MEMORY and raised.value.code == 0
         assert raised.value.report["requested_bytes"] == 17 * MIB
         assert raised.value.report["text"] == str(raised.value)
@@ -22,7 +24,16 @@ def test_kinds_of_failures():
         assert raised.value.report is None
         with pytest.raises(gapless.GaplessError) as raised:
             allocator.free(12345)
+        assert raised.value.status is gapless.Status.NOT_ALLOCATED
         assert raised.value.kind is gapless.ErrorKind.NONE and raised.value.code == 0
+
+
+def test_numbers_of_a_newer_library_are_what_they_are(monkeypatch):
+    numbers = {"gapless_last_error_status": 99, "gapless_last_error_kind": 99, "gapless_last_error_code": 0}
+    newer = types.SimpleNamespace(gapless_last_error=lambda: b"new", **{name: lambda its=its: its for name, its in numbers.items()})
+    monkeypatch.setattr(gapless._library, "load", lambda: newer)
+    error = gapless.last_error()
+    assert (error.status, error.kind, str(error)) == (99, gapless.ErrorKind.NONE, "new")
 
 
 def test_a_full_device_is_not_a_lost_one(run):

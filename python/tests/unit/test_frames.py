@@ -2,7 +2,9 @@
 
 import sysconfig
 
-from gapless import _frames
+from dictionaries import Seen
+
+from gapless import _frames, results
 
 
 def block(size, *frames, state="active_allocated"):
@@ -35,6 +37,7 @@ def test_bytes_are_summed_by_the_innermost_line_of_the_program():
     many = [block(size, ("/home/a.py", size)) for size in range(1, 30)]
     rows = _frames.largest_live([{"device": 0, "blocks": many}], 0)
     assert [row["bytes"] for row in rows] == list(range(29, 19, -1))
+    Seen().expect(list[results.LineUse], rows)
 
 
 def test_sizes_are_those_of_the_report():

@@ -154,7 +154,7 @@ says_how_much_is_freed = True
 """,
     "the package": """
 import gapless
-allocator = gapless.Allocator.of_device()
+allocator = gapless.DeviceMemory()
 def allocate(size): return allocator.alloc(size)
 def free(address, size): allocator.free(address, size)
 says_how_much_is_freed = True
@@ -172,7 +172,7 @@ def test_a_request_that_no_memory_helps_trims_nothing(run):
     run("""
 import gapless
 from gapless import _library
-memory = gapless.Allocator.of_device()
+memory = gapless.DeviceMemory()
 memory.free(memory.alloc(20 << 20), 20 << 20)
 held = gapless.stats()["reserved_bytes"]
 assert held >= 20 << 20

@@ -79,7 +79,7 @@ def test_pytorch_s_message_has_one_headline(run):
 
 
 def test_every_front_end_s_failure_is_reported(run):
-    code = "import gapless\ntry: gapless.Allocator.of_device().alloc(65 << 20)\nexcept MemoryError: print('raised')"
+    code = "import gapless\ntry: gapless.DeviceMemory().alloc(65 << 20)\nexcept MemoryError: print('raised')"
     out = run(code, GAPLESS_CONF="budget:64MiB,report_on_failure:on,log:on")
     assert "GPU out of memory. Tried to allocate 65 MiB" in out and "raised" in out
     assert "device 0: a request of 65 MiB failed" in out
@@ -246,19 +246,39 @@ assert {segment["segment_type"] for segment in snapshot([figures])["segments"]} 
     )
 
 
-def test_the_process_wide_allocator_outlives_a_close(run):
+def test_nothing_closes_the_memory_of_a_device(run):
     out = run(
         """
 import gapless
-memory = gapless.Allocator.of_device()
+memory = gapless.DeviceMemory()
+assert not isinstance(memory, gapless.Allocator)
+for call in ("close", "__enter__", "__exit__"):
+    assert hasattr(gapless.Allocator, call) and not hasattr(memory, call), call
 block = memory.alloc(5 << 20)
-for close in (memory.close, lambda: memory.__exit__(None, None, None)):
-    try:
-        close()
-    except gapless.GaplessError as error:
-        print(error)
-assert memory.stats()["live_bytes"] == 5 << 20
+try:
+    gapless._library.check(memory._library.gapless_destroy(memory._handle))
+except gapless.GaplessError as error:
+    print(error)
+assert memory.stats()["live_bytes"] == 5 << 20 and gapless.DeviceMemory().stats()["live_bytes"] == 5 << 20
 memory.free(block)
 """
     )
-    assert out.count("it lives as long as the process") == 2
+    assert "it lives as long as the process" in out
+
+
+def test_the_two_kinds_of_memory_differ_in_what_only_one_of_them_means(run, tmp_path):
+    def calls(kind):
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert calls(gapless.Allocator) - calls(gapless.DeviceMemory) == {"close"}
+    assert calls(gapless.DeviceMemory) - calls(gapless.Allocator) == {"free_on"}
+    out = run(
+        f"""
+import gapless
+with gapless.record({str(tmp_path / "trace")!r}) as memory:
+    assert isinstance(memory, gapless.DeviceMemory)
+print("device", gapless.DeviceMemory(1).device, memory.device)
+""",
+        GAPLESS_SIM_DEVICES="2",
+    )
+    assert "device 1 0" in out

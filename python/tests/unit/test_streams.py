@@ -1,9 +1,13 @@
 """On which streams freed memory is still in use: the front ends over the simulated driver's streams."""
 
+import ctypes
 import importlib.util
 
 import pytest
 from stand_ins import NUMBA, RMM
+
+import gapless
+from gapless import _streams
 
 # Streams and work of the simulated driver. `busy` queues work on a stream that outlasts what a test does next.
 DRIVER = """
@@ -171,12 +175,115 @@ class Stream:
 pointer = resource.allocate(100, Stream(side))
 assert [region["stream"] for region in gapless.snapshot()["regions"]] == [side]
 resource.deallocate(pointer, 100, Stream(side))
-try:
-    resource.allocate(100, object())
-except TypeError as error:
-    assert "newer RMM" in str(error)
-else:
-    raise AssertionError("taken for the default stream")
+for call in (lambda: resource.allocate(100, object()), lambda: resource.deallocate(pointer, 100, object())):
+    try:
+        call()
+    except gapless.NotAStreamError as error:
+        assert "newer versions of its library" in str(error)
+    else:
+        raise AssertionError("taken for the default stream")
+"""
+    )
+
+
+@pytest.mark.parametrize("memory", ["gapless.DeviceMemory()", "gapless.Allocator(budget=64 * MIB)"])
+def test_every_call_takes_what_says_which_stream_it_is(run, memory):
+    run(
+        DRIVER
+        + f"""
+class Stream:
+    def __cuda_stream__(self): return (0, side)
+memory = {memory}
+def stream_of(address):
+    blocks = [(its, region["stream"]) for region in memory.snapshot()["regions"] for its in region["blocks"]]
+    [(borrower, home)] = [(its["borrowed_by"], stream) for its, stream in blocks if its["addr"] == address]
+    return home if borrower is None else borrower
+for given in (side, Stream(), ctypes.c_void_p(side)):
+    block = memory.alloc(100, given)
+    assert stream_of(block) == side
+    memory.record_stream(block, given)
+    memory.keep_stream(given)
+    memory.forget_stream(given)
+    (memory.free_on(block, given) if hasattr(memory, "free_on") else memory.free(block))
+assert memory.stats()["live_bytes"] == 0
+kept, block = memory.alloc(5 * MIB, side), memory.alloc(5 * MIB, None)
+assert (stream_of(kept), stream_of(block)) == (side, 0)
+memory.free(kept)
+calls = [lambda given: memory.alloc(100, given), lambda given: memory.record_stream(block, given), memory.keep_stream]
+calls += [memory.forget_stream, *([lambda given: memory.free_on(block, given)] if hasattr(memory, "free_on") else [])]
+for call in calls:
+    for given in (object(), "0", 0.0, -1, 1 << 64):
+        try:
+            call(given)
+        except gapless.NotAStreamError:
+            pass
+        else:
+            raise AssertionError(given)
+memory.free(block)
+"""
+    )
+
+
+class Answers:
+    """A stream that answers as it is told."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __cuda_stream__(self):
+        return self.answer
+
+
+class Older:
+    """A stream of a PyTorch without the protocol."""
+
+    cuda_stream = 5
+
+
+class Number:
+    def __index__(self):
+        return 5
+
+
+@pytest.mark.parametrize("stream", [5, Number(), ctypes.c_void_p(5), Older(), Answers((0, 5)), Answers([0, Number()])])
+def test_streams_of_all_kinds_have_a_handle(stream):
+    assert _streams.handle(stream) == 5
+
+
+@pytest.mark.parametrize("stream", [None, 0, ctypes.c_void_p(), Answers((0, 0)), Answers((0, ctypes.c_void_p()))])
+def test_the_default_stream_is_one(stream):
+    assert _streams.handle(stream) == 0
+
+
+def test_handles_have_64_bits():
+    assert _streams.handle(2**64 - 1) == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 5, (0,), (0, 5, 0), (1, 5), (0, None), (0, "5"), (0, -1), (0, 1 << 64), (0, 5.0)], ids=repr
+)
+def test_an_answer_that_is_none_of_the_protocol_is_refused(answer):
+    with pytest.raises(gapless.NotAStreamError):
+        _streams.handle(Answers(answer))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="Numba's CUDA target is not installed")
+def test_the_streams_of_cuda_python_and_numba_are_taken(run):
+    run(
+        """
+import gapless, gapless.numba
+gapless.numba.enable()
+from cuda.bindings import driver
+from numba import cuda
+memory = gapless.DeviceMemory()
+cuda.current_context()
+error, stream = driver.cuStreamCreate(1)
+assert error == 0
+for given in (stream, cuda.stream()):
+    version, handle = given.__cuda_stream__()
+    block = memory.alloc(100, given)
+    assert int(handle) in {region["stream"] for region in memory.snapshot()["regions"]}
+    memory.free_on(block, given)
 """
     )
 

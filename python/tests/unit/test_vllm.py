@@ -180,3 +180,23 @@ def test_what_is_asleep_keeps_its_backup(allocator, caplog):
         allocator.wake_up()
         allocator.discard("weights")
         assert caplog.records == []
+
+
+def test_usage_is_that_of_its_tags_beside_pools_without_one(run):
+    run(
+        """
+import gapless, gapless.vllm
+from gapless import _library
+library, memory, MIB = _library.load(), gapless.DeviceMemory(), 1 << 20
+gapless.vllm._sleep.devices = lambda: [0]
+allocator = gapless.vllm.TagAllocator("default", (), None)
+assert allocator.get_current_usage() == 0
+tagged, other = _library.Pool(7, 0), _library.Pool(8, 0)
+_library.check(library.gapless_torch_declare_pool(0, tagged, 1, allocator._used("weights").encode()))
+for pool, size in ((tagged, 6 * MIB), (other, 40 * MIB)):
+    library.gapless_torch_begin_allocate_to_pool(0, pool, None)
+    memory.alloc(size)
+    library.gapless_torch_end_allocate_to_pool(0, pool)
+assert 6 * MIB <= allocator.get_current_usage() < 40 * MIB
+"""
+    )
