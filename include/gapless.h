@@ -13,6 +13,14 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* The version of this header. Before version 1.0, a program works with every library of the minor version of its header. A program
+ * may see to that when it starts: gapless_version_number() / 100 == GAPLESS_VERSION / 100. */
+#define GAPLESS_VERSION_MAJOR 0
+#define GAPLESS_VERSION_MINOR 2
+#define GAPLESS_VERSION_PATCH 0
+#define GAPLESS_VERSION (GAPLESS_VERSION_MAJOR * 10000 + GAPLESS_VERSION_MINOR * 100 + GAPLESS_VERSION_PATCH)
+#define GAPLESS_VERSION_STRING "0.2.0"
+
 /* CUDA's stream, as in cuda.h: a CUstream and a cudaStream_t alike. NULL is the legacy default stream, or, as in cuda.h, the
  * calling thread's own default stream in a program that is compiled for it: see the end of this header. */
 struct CUstream_st;
@@ -367,6 +375,10 @@ typedef struct gapless_torch_block {
 extern "C" {
 #endif // __cplusplus
 
+// Returns the name of a status, for messages: OUT_OF_MEMORY for GAPLESS_ERROR_OUT_OF_MEMORY, OK for GAPLESS_OK, and "unknown
+// status" for a number that is none. Never NULL.
+const char *gapless_status_name(gapless_status status);
+
 // Returns the text of this thread's last failure, "" when no call has failed on it. The text stays valid until the next
 // call of this library fails on this thread.
 //
@@ -394,8 +406,11 @@ gapless_status gapless_last_error_report_json(char *buffer,
                                               size_t capacity,
                                               size_t *needed);
 
-// Returns the version of this library, such as "0.2.0".
+// Returns the version of this library, which GAPLESS_VERSION_STRING has of the header.
 const char *gapless_version(void);
+
+// Returns the version of this library as one number, which GAPLESS_VERSION has of the header.
+int32_t gapless_version_number(void);
 
 // Makes an allocator and writes its handle to *allocator.
 //

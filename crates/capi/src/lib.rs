@@ -13,7 +13,8 @@
 //! config.rs     the C struct of settings         last_error.rs   the boundary; the thread's last failure
 //! out.rs        out-parameters and buffers       abi.rs          streams, pointers, strings
 //! stats.rs      the C struct of statistics
-//! status.rs     statuses, and which one a failure has   error_kind.rs   its kind, CUDA's code
+//! status.rs     statuses, their names, and which one a failure has   error_kind.rs   its kind, CUDA's code
+//! version.rs    that of the library
 //! ```
 //!
 //! - I1  nothing unwinds across the boundary: a function that can fail runs its body in `last_error`. The one exception is
@@ -49,6 +50,7 @@ mod stats;
 mod status;
 mod streams;
 mod torch;
+mod version;
 
 pub use abi::CUstream_st;
 pub use config::gapless_config;
@@ -87,3 +89,4 @@ pub use streams::*;
 pub use torch::history::{gapless_torch_history_json, gapless_torch_record_history};
 pub use torch::object::*;
 pub use torch::plugin::*;
+pub use version::*;

@@ -6,6 +6,7 @@ use gapless::driver::DriverError;
 use gapless::driver::cuda::OpenError;
 use gapless_process::Error;
 use gapless_share::ShareError;
+use std::ffi::{CStr, c_char};
 use std::fmt;
 
 /// The result of a function: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
@@ -47,6 +48,34 @@ pub const GAPLESS_ERROR_INTERNAL: gapless_status = 14;
 pub const GAPLESS_ERROR_SHARE: gapless_status = 15;
 /// The allocation of a handle was freed, or its process has ended or does not answer.
 pub const GAPLESS_ERROR_GONE: gapless_status = 16;
+
+/// Every status with its name, which is that of its constant without GAPLESS_ERROR_.
+const NAMES: [(gapless_status, &CStr); 17] = [
+    (GAPLESS_OK, c"OK"),
+    (GAPLESS_ERROR_INVALID_ARGUMENT, c"INVALID_ARGUMENT"),
+    (GAPLESS_ERROR_INVALID_HANDLE, c"INVALID_HANDLE"),
+    (GAPLESS_ERROR_OUT_OF_MEMORY, c"OUT_OF_MEMORY"),
+    (GAPLESS_ERROR_TOO_LARGE, c"TOO_LARGE"),
+    (GAPLESS_ERROR_NOT_ALLOCATED, c"NOT_ALLOCATED"),
+    (GAPLESS_ERROR_STREAM, c"STREAM"),
+    (GAPLESS_ERROR_DRIVER, c"DRIVER"),
+    (GAPLESS_ERROR_NO_DEVICE, c"NO_DEVICE"),
+    (GAPLESS_ERROR_BUFFER_TOO_SMALL, c"BUFFER_TOO_SMALL"),
+    (GAPLESS_ERROR_LEAKED, c"LEAKED"),
+    (GAPLESS_ERROR_IN_USE, c"IN_USE"),
+    (GAPLESS_ERROR_IO, c"IO"),
+    (GAPLESS_ERROR_NOT_FOUND, c"NOT_FOUND"),
+    (GAPLESS_ERROR_INTERNAL, c"INTERNAL"),
+    (GAPLESS_ERROR_SHARE, c"SHARE"),
+    (GAPLESS_ERROR_GONE, c"GONE"),
+];
+
+/// Returns the name of a status, for messages: OUT_OF_MEMORY for GAPLESS_ERROR_OUT_OF_MEMORY, OK for GAPLESS_OK, and "unknown
+/// status" for a number that is none. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_status_name(status: gapless_status) -> *const c_char {
+    NAMES.iter().find(|(number, _)| *number == status).map_or(c"unknown status", |(_, name)| *name).as_ptr()
+}
 
 /// A failure on its way to the caller.
 #[derive(Debug)]

@@ -26,6 +26,14 @@ fn misuse_is_answered() {
     assert!(text.contains("as expected"), "{text}");
 }
 
+#[test]
+fn the_header_has_the_version_of_the_library() {
+    let libraries = Libraries::new();
+    let text = libraries.run(&libraries.compile_from("tests/programs", "version", &["-lgapless"]));
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(text.starts_with(&format!("{version}: ")) && text.contains(&format!(", {version}: ")), "{text}");
+}
+
 /// Another context's memory is the device's as well: what is freed there can be had here.
 #[test]
 fn the_default_budget_is_the_device() {

@@ -3,14 +3,17 @@
 mod wrapped;
 
 use gapless::allocator::Stats;
+use gapless_capi::{GAPLESS_OK, gapless_status, gapless_status_name};
+use std::ffi::CStr;
 use std::fmt::Write;
 use std::path::Path;
 use wrapped::wrapped;
 
-const SOURCES: [&str; 23] = [
+const SOURCES: [&str; 24] = [
     "status.rs",
     "error_kind.rs",
     "last_error.rs",
+    "version.rs",
     "config.rs",
     "registry.rs",
     "handles.rs",
@@ -44,7 +47,15 @@ fn generate() -> String {
     let mut text = Vec::new();
     builder.generate().expect("sources that cbindgen understands").write(&mut text);
     let text = String::from_utf8(text).unwrap();
-    without_safety(&text)
+    with_version(&without_safety(&text))
+}
+
+/// The header has the version of the package.
+fn with_version(text: &str) -> String {
+    text.replace("@MAJOR@", env!("CARGO_PKG_VERSION_MAJOR"))
+        .replace("@MINOR@", env!("CARGO_PKG_VERSION_MINOR"))
+        .replace("@PATCH@", env!("CARGO_PKG_VERSION_PATCH"))
+        .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
 }
 
 /// The struct of statistics as C programs see it: each figure is a field.
@@ -96,4 +107,28 @@ fn every_exported_function_is_in_it() {
             assert!(header.contains(&format!("{name}(")), "{name} is not in the header");
         }
     }
+}
+
+#[test]
+fn every_status_has_its_name() {
+    let header = generate();
+    let mut seen = Vec::new();
+    for line in header.lines().filter_map(|line| line.strip_prefix("#define GAPLESS_")) {
+        let Some((name, number)) = line.split_once(' ') else { continue };
+        let name = if name == "OK" { Some(name) } else { name.strip_prefix("ERROR_") };
+        if let Some(name) = name {
+            let number: i32 = number.parse().unwrap();
+            assert_eq!(name_of(number), name);
+            seen.push(number);
+        }
+    }
+    assert_eq!(seen.first(), Some(&GAPLESS_OK));
+    for number in (-2..64).chain([i32::MIN, i32::MAX]).filter(|number| !seen.contains(number)) {
+        assert_eq!(name_of(number), "unknown status", "{number}");
+    }
+}
+
+fn name_of(status: gapless_status) -> &'static str {
+    // SAFETY: a text that ends with NUL and lives as long as the library.
+    unsafe { CStr::from_ptr(gapless_status_name(status)) }.to_str().unwrap()
 }
