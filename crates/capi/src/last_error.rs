@@ -82,8 +82,7 @@ pub extern "C" fn gapless_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().text.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Returns the status of this thread's last failure, GAPLESS_OK when no call has failed on it. For functions that return
-/// no status, such as gapless_cupy_malloc.
+/// Returns the status of this thread's last failure, GAPLESS_OK when no call has failed on it. For functions that return no status.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_last_error_status() -> gapless_status {
     LAST.try_with(|last| last.borrow().status).unwrap_or(GAPLESS_OK)

@@ -1,4 +1,5 @@
-//! gapless behind a C ABI: `include/gapless.h`, and the entry points that PyTorch, CuPy and RMM call directly.
+//! gapless behind a C ABI: `include/gapless.h`, `gapless_share.h` for other processes, and in `gapless_torch.h` the entry points that
+//! PyTorch and CuPy call directly.
 //!
 //! ```text
 //! handles.rs    create, alloc, free, trim, ...   device.rs       memory of this process's devices, by number
@@ -7,7 +8,7 @@
 //! replay.rs     replays without the command line   cupy.rs       what CuPy calls
 //! explain.rs    what is said beside an out-of-memory error   sleep.rs   memory that goes and comes back
 //! ranges.rs     memory that grows and shrinks    dlpack.rs       the same as tensors of others
-//! torch/        what PyTorch calls: plug-in, allocator object, history, the words of its errors
+//! torch/        what PyTorch calls: plug-in, allocator object, segments, history, the words of its errors
 //!
 //! process.rs    the devices, in one table        registry.rs     handles, checked
 //! config.rs     the C struct of settings         last_error.rs   the boundary; the thread's last failure
@@ -89,4 +90,5 @@ pub use streams::*;
 pub use torch::history::{gapless_torch_history_json, gapless_torch_record_history};
 pub use torch::object::*;
 pub use torch::plugin::*;
+pub use torch::segments::*;
 pub use version::*;

@@ -10,8 +10,8 @@ use std::process::Command;
 const SONAME: &str = "libgapless.so.0";
 /// The libraries that the static library needs besides: `rustc --print native-static-libs`.
 const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
-/// For C, and for C++ over it.
-const HEADERS: [&str; 2] = ["gapless.h", "gapless.hpp"];
+/// For C, and for C++ over it. Those of PyTorch's entry points are private.
+const HEADERS: [&str; 3] = ["gapless.h", "gapless_share.h", "gapless.hpp"];
 /// Installed files that say where the others are, with the folder of their templates.
 const DESCRIPTIONS: [&str; 3] =
     ["pkgconfig/gapless.pc", "cmake/gapless/gaplessConfig.cmake", "cmake/gapless/gaplessConfigVersion.cmake"];
@@ -19,8 +19,8 @@ const TEMPLATES: &str = "crates/capi/packaging";
 
 #[derive(Debug, clap::Args)]
 pub struct BuildCapiArguments {
-    /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h and
-    /// gapless.hpp, and what pkg-config and CMake read [default: dist/capi]
+    /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h,
+    /// gapless_share.h and gapless.hpp, and what pkg-config and CMake read [default: dist/capi]
     prefix: Option<PathBuf>,
     /// Then build a program in each way, and run it over the simulated driver (needs cc, c++, pkg-config and cmake)
     #[arg(long)]
