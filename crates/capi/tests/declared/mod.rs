@@ -24,8 +24,6 @@ pub fn functions(header: &str) -> Vec<Function> {
 }
 
 fn without_comments(text: &str) -> String {
-    let text: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
-    let text = text.join("\n");
     let mut pieces = text.split("/*");
     let first = pieces.next().unwrap_or_default().to_owned();
     pieces.fold(first, |code, piece| code + piece.split_once("*/").map_or("", |(_, behind)| behind))

@@ -82,7 +82,7 @@ impl Header {
         }
         let mut text = Vec::new();
         builder.generate().expect("sources that cbindgen understands").write(&mut text);
-        without_safety(&String::from_utf8(text).unwrap())
+        with_comments_of_c89(&without_safety(&String::from_utf8(text).unwrap()))
     }
 }
 
@@ -111,6 +111,40 @@ fn without_safety(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| *line != "// # Safety").collect();
     lines.join("\n").trim().to_owned()
 }
+
+/// The comments that stand on lines of their own, as compilers for C89 read them.
+fn with_comments_of_c89(text: &str) -> String {
+    let mut out = String::new();
+    let mut comment: Vec<&str> = Vec::new();
+    for line in text.lines() {
+        if let Some(said) = line.trim_start().strip_prefix("//") {
+            comment.push(said.trim_start());
+            continue;
+        }
+        if !comment.is_empty() {
+            let indentation = &line[..line.len() - line.trim_start().len()];
+            out += &comment_of_c89(&comment, indentation);
+            comment.clear();
+        }
+        out += line;
+        out.push('\n');
+    }
+    assert!(comment.is_empty(), "each comment is about what follows");
+    out.trim_end().to_owned()
+}
+
+fn comment_of_c89(lines: &[&str], indentation: &str) -> String {
+    let mut text = String::new();
+    for (index, line) in lines.iter().enumerate() {
+        let begins = if index == 0 { "/*" } else { " *" };
+        writeln!(text, "{}", format!("{indentation}{begins} {line}").trim_end()).unwrap();
+    }
+    let last = text.lines().next_back().unwrap_or_default().chars().count();
+    text.truncate(text.trim_end().len());
+    if last + 3 <= MOST_COLUMNS { text + " */\n" } else { format!("{text}\n{indentation} */\n") }
+}
+
+const MOST_COLUMNS: usize = 132;
 
 /// A macro for each function that takes a stream.
 fn per_thread(declarations: &str) -> String {

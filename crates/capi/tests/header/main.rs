@@ -1,5 +1,6 @@
 //! The headers of `include` are what the sources say, and the table of figures. `cargo xtask generate-header` writes them.
 
+mod compilers;
 #[path = "../declared/mod.rs"]
 mod declared;
 mod generate;
