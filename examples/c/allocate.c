@@ -17,7 +17,7 @@ static void check(gapless_status status, const char *what) {
 
 /* Why this thread's last request failed. Functions that write a text are called twice: for its size, and for the text. */
 static void print_report(void) {
-    size_t needed = 0;
+    uint64_t needed = 0;
     gapless_last_error_report_json(NULL, 0, &needed);
     char *text = malloc(needed);
     if (text == NULL) {

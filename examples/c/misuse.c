@@ -86,11 +86,11 @@ int main(void) {
         wrong = 1;
     }
     char buffer[8] = "before";
-    size_t needed = 0;
+    uint64_t needed = 0;
     expect(gapless_stats_json(allocator, buffer, sizeof buffer, &needed), GAPLESS_ERROR_BUFFER_TOO_SMALL, "bytes",
            "a small buffer");
     if (needed < 100 || strcmp(buffer, "before") != 0) {
-        fprintf(stderr, "needed %zu, the buffer has '%s'\n", needed, buffer);
+        fprintf(stderr, "needed %llu, the buffer has '%s'\n", (unsigned long long)needed, buffer);
         wrong = 1;
     }
     expect(gapless_stats_json(allocator, NULL, needed, &needed), GAPLESS_ERROR_INVALID_ARGUMENT, "null", "no buffer");
@@ -125,7 +125,7 @@ int main(void) {
     expect(gapless_device_trim(0, 0, NULL), GAPLESS_OK, "", "trim");
     expect(gapless_device_alloc(0, UINT64_MAX, NULL, &pointer), GAPLESS_ERROR_OUT_OF_MEMORY, "out of memory",
            "an absurd size");
-    size_t report = 0;
+    uint64_t report = 0;
     if (gapless_last_error_report_json(NULL, 0, &report) != GAPLESS_ERROR_NOT_FOUND ||
         gapless_last_error_status() != GAPLESS_ERROR_OUT_OF_MEMORY ||
         gapless_last_error_kind() != GAPLESS_KIND_TOO_LARGE || gapless_last_error_code() != 0) {

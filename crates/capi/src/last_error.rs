@@ -110,8 +110,8 @@ pub extern "C" fn gapless_last_error_code() -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_last_error_report_json(
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     let outcome = caught(|| {
         check_out(needed, "needed")?;

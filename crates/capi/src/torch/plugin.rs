@@ -258,8 +258,8 @@ pub unsafe extern "C" fn gapless_torch_report_json(
     device: i32,
     snapshot: i32,
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         let contents = if snapshot == 0 { Contents::Figures } else { Contents::Snapshot };

@@ -12,7 +12,11 @@ use std::sync::atomic::AtomicU32;
 /// A registered block for PyTorch, as a torch.cuda.memory.CUDAPluggableAllocator of a torch.cuda.MemPool: the segments of that pool
 /// stay where they are. NULL where there is none, after which PyTorch empties its caches and tries again.
 #[unsafe(no_mangle)]
-pub extern "C" fn gapless_torch_registered_malloc(size: isize, device: i32, stream: *mut CUstream_st) -> *mut c_void {
+pub extern "C" fn gapless_torch_registered_malloc(
+    size: libc::ssize_t,
+    device: i32,
+    stream: *mut CUstream_st,
+) -> *mut c_void {
     let mut pointer = std::ptr::null_mut();
     let _ = guard(|| {
         let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
@@ -26,7 +30,7 @@ pub extern "C" fn gapless_torch_registered_malloc(size: isize, device: i32, stre
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_torch_registered_free(
     pointer: *mut c_void,
-    size: isize,
+    size: libc::ssize_t,
     device: i32,
     _stream: *mut CUstream_st,
 ) {

@@ -95,7 +95,7 @@ fn struct_of_stats() -> String {
     let mut text = String::from(
         "/// Statistics of an allocator at one moment. Set size before the call: a program that was compiled with an older header\n\
          /// gets the fields that it knows.\n\
-         #[repr(C)]\npub struct gapless_stats {\n    /// sizeof(gapless_stats).\n    pub size: usize,\n",
+         #[repr(C)]\npub struct gapless_stats {\n    /// sizeof(gapless_stats).\n    pub size: u64,\n",
     );
     for figure in Stats::FIGURES {
         for line in wrapped(&figure.doc.replace('`', ""), 120) {

@@ -19,7 +19,7 @@ static void expect(gapless_status got, gapless_status expected, const char *what
 
 static void use(const char *when) {
     void *pointer = NULL;
-    size_t needed = 0;
+    uint64_t needed = 0;
     expect(gapless_alloc(NULL, 1, NULL, &pointer), GAPLESS_ERROR_INVALID_HANDLE, when);
     expect(gapless_alloc(allocator, UINT64_MAX, NULL, &pointer), GAPLESS_ERROR_TOO_LARGE, when);
     expect(gapless_alloc(allocator, 65 << 20, NULL, &pointer), GAPLESS_ERROR_OUT_OF_MEMORY, when);

@@ -185,16 +185,16 @@ impl Calls {
 /// This thread's last failure is a request of `bytes` that ran out of memory. Where it has a report, that is about it; returns
 /// whether it has.
 pub(super) fn check_report(bytes: u64) -> bool {
-    let mut needed = UNTOUCHED;
+    let mut needed = UNTOUCHED as u64;
     let status = c!(gapless_last_error_report_json(null_mut(), 0, &raw mut needed));
     if gapless_last_error_kind() == GAPLESS_KIND_TOO_LARGE {
-        assert_eq!((status, needed), (GAPLESS_ERROR_NOT_FOUND, UNTOUCHED));
+        assert_eq!((status, needed), (GAPLESS_ERROR_NOT_FOUND, UNTOUCHED as u64));
         return false;
     }
     assert_eq!((status, gapless_last_error_kind()), (GAPLESS_ERROR_BUFFER_TOO_SMALL, GAPLESS_KIND_OUT_OF_MEMORY));
-    let mut buffer = vec![0_u8; needed];
+    let mut buffer = vec![0_u8; needed as usize];
     expect_ok(c!(gapless_last_error_report_json(buffer.as_mut_ptr().cast(), needed, &raw mut needed)));
-    let report: serde_json::Value = serde_json::from_slice(&buffer[..needed - 1]).expect("a JSON text");
+    let report: serde_json::Value = serde_json::from_slice(&buffer[..needed as usize - 1]).expect("a JSON text");
     assert_eq!(report["requested_bytes"], bytes, "{report}");
     assert_eq!(gapless_last_error_status(), GAPLESS_ERROR_OUT_OF_MEMORY, "asking does not change it");
     true

@@ -99,13 +99,13 @@ impl Calls {
             return self.check_history();
         }
         let most = if record.what < 40 { 0 } else { record.number as usize % 40 };
-        c!(gapless_torch_record_history(most, i32::from(record.how % 2 == 1)));
+        c!(gapless_torch_record_history(most as u64, i32::from(record.how % 2 == 1)));
         self.history.switch(most, record.how % 2 == 1);
     }
 
     /// Starts the history again, where what happened is not known in detail.
     pub(super) fn clear_history(&mut self) {
-        c!(gapless_torch_record_history(self.history.most, 1));
+        c!(gapless_torch_record_history(self.history.most as u64, 1));
         self.history.switch(self.history.most, true);
     }
 
@@ -130,10 +130,10 @@ impl Calls {
 
     fn recorded(&self) -> Vec<Event> {
         let record = Record { call: Call::Alloc, handle: 0, what: 0, how: 0, number: 1 };
-        let call = |buffer: *mut c_char, capacity, needed: *mut usize| {
+        let call = |buffer: *mut c_char, capacity, needed: *mut u64| {
             c!(gapless_torch_history_json(buffer, capacity, needed))
         };
-        let mut needed = UNTOUCHED;
+        let mut needed = UNTOUCHED as u64;
         expect(call(null_mut(), 0, &raw mut needed), &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
         let list = self.read_text(record, needed, call);
         let event = |event: &serde_json::Value| {
