@@ -10,7 +10,7 @@
 
 static void check(gapless_status status, const char *what) {
     if (status != GAPLESS_OK) {
-        fprintf(stderr, "%s failed (%d): %s\n", what, (int)status, gapless_last_error());
+        fprintf(stderr, "%s failed (%s): %s\n", what, gapless_status_name(status), gapless_last_error());
         exit(1);
     }
 }

@@ -14,6 +14,7 @@ from . import _figures
 
 OK = 0
 OUT_OF_MEMORY = 3
+TOO_LARGE = 4
 DRIVER = 7
 BUFFER_TOO_SMALL = 9
 IN_USE = 11
@@ -27,10 +28,8 @@ class ErrorKind(enum.IntEnum):
     OUT_OF_MEMORY = 1
     NOT_SUPPORTED = 2
     INVALID_VALUE = 3
-    INVALID_HANDLE = 4
     DEVICE_LOST = 5
     DRIVER_OTHER = 6
-    TOO_LARGE = 7
     ADDRESSES_FRAGMENTED = 8
     FOREIGN_STREAM = 9
     TOO_MANY_STREAMS = 10
@@ -271,7 +270,7 @@ def last_error() -> GaplessError:
     number, code = library.gapless_last_error_kind(), library.gapless_last_error_code()
     # A newer library may know more kinds.
     kind = ErrorKind(number) if number in ErrorKind.__members__.values() else ErrorKind.NONE
-    of_memory = status == OUT_OF_MEMORY
+    of_memory = status in (OUT_OF_MEMORY, TOO_LARGE)
     report = _read(library.gapless_last_error_report_json)[1] if of_memory else None
     return (OutOfMemoryError if of_memory else GaplessError)(status, text, kind, code, report)
 

@@ -102,8 +102,7 @@ pub extern "C" fn gapless_last_error_code() -> i32 {
 }
 
 /// Writes the out-of-memory report of this thread's last failure as a JSON object into buffer, as gapless_stats_json
-/// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure has none: it was
-/// another one, or exceeded the addresses of a region (GAPLESS_KIND_TOO_LARGE).
+/// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure was another one.
 ///
 /// # Safety
 /// buffer, capacity and needed are as in gapless_stats_json.

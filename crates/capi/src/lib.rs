@@ -1,5 +1,5 @@
-//! gapless behind a C ABI: `include/gapless.h`, `gapless_share.h` for other processes, and in `gapless_torch.h` the entry points that
-//! PyTorch and CuPy call directly.
+//! gapless behind a C ABI: `include/gapless.h`, `gapless_share.h` for other processes, and in `gapless_torch.h` the entry points
+//! that PyTorch and CuPy call directly.
 //!
 //! ```text
 //! handles.rs    create, alloc, free, trim, ...   device.rs       memory of this process's devices, by number

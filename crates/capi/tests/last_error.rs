@@ -84,7 +84,7 @@ fn a_failure_stays_until_the_next() {
     assert_eq!(last(), (GAPLESS_ERROR_STREAM, GAPLESS_KIND_FOREIGN_STREAM, 400));
     assert_eq!(report(), Err(GAPLESS_ERROR_NOT_FOUND));
     assert_eq!(handle.alloc(u64::MAX, 0), GAPLESS_ERROR_TOO_LARGE);
-    assert_eq!(last(), (GAPLESS_ERROR_TOO_LARGE, GAPLESS_KIND_TOO_LARGE, 0));
+    assert_eq!(last(), (GAPLESS_ERROR_TOO_LARGE, GAPLESS_KIND_NONE, 0));
 }
 
 #[test]

@@ -85,7 +85,8 @@ impl Calls {
 
     /// A request through a process-wide door has failed on this thread: where there was no memory, it counts as such.
     pub(super) fn note_refusal(&mut self, exists: bool, device: i32, bytes: u64, stream: *mut CUstream_st) {
-        if exists && gapless_last_error_status() == GAPLESS_ERROR_OUT_OF_MEMORY {
+        let refused = matches!(gapless_last_error_status(), GAPLESS_ERROR_OUT_OF_MEMORY | GAPLESS_ERROR_TOO_LARGE);
+        if exists && refused {
             self.note_event(Action::Oom, device, 0, bytes, StreamId(stream.addr() as u64));
             if let Some(book) = self.books.iter_mut().find(|book| book.lasting && book.device == device) {
                 book.done.out_of_memory += 1;
