@@ -13,6 +13,21 @@ fn the_example_runs() {
     assert!(text.contains("\"satisfiable\":false"), "{text}");
 }
 
+/// Memory of the simulated device is the host's.
+#[test]
+fn it_runs_under_valgrind() {
+    if !Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: no valgrind");
+        return;
+    }
+    let libraries = Libraries::new();
+    let program = libraries.compile("allocate", &["-lgapless"]);
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--error-exitcode=9", "--leak-check=full", "--show-leak-kinds=definite"]).arg(program);
+    let text = libraries.run_command(&mut valgrind);
+    assert!(text.contains("67108864 bytes live") && text.contains("ERROR SUMMARY: 0 errors"), "{text}");
+}
+
 #[test]
 fn it_runs_linked_statically_as_well() {
     let libraries = Libraries::new();
