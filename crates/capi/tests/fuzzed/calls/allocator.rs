@@ -224,7 +224,7 @@ impl Calls {
         let peers = [i32::from(record.how), -1];
         // SAFETY: numbers and pointers, for which zero bytes are good values.
         let mut config: gapless_config = unsafe { std::mem::zeroed() };
-        config.size = size_of::<gapless_config>();
+        config.size = size_of::<gapless_config>() as u64;
         config.device = environment.device;
         config.library = library;
         config.budget_bytes = match record.how % 4 {
@@ -250,11 +250,11 @@ impl Calls {
             176..=191 => (config.slack, good, surely_bad) = (f64::from(f32::from_bits(record.number)), false, false),
             192..=207 => {
                 // Of a newer header, or of none. What an older one lacks is a test of its own.
-                let wanted = record.number as usize;
+                let wanted = u64::from(record.number);
                 config.size = if wanted.is_multiple_of(8) { wanted.max(config.size) } else { wanted };
                 newer = u8::from(record.how % 2 == 1);
-                let is_one = config.size.is_multiple_of(8) && config.size <= size_of::<NewerConfig>();
-                good = is_one && (newer == 0 || config.size == size_of::<gapless_config>());
+                let is_one = config.size.is_multiple_of(8) && config.size <= size_of::<NewerConfig>() as u64;
+                good = is_one && (newer == 0 || config.size == size_of::<gapless_config>() as u64);
             }
             208..=223 => (config.device, good) = (if record.how < 128 { -1 } else { 1 << 20 }, false),
             224..=239 => {
