@@ -126,8 +126,9 @@ fn several_tags_sleep_and_wake_together() {
             |tag: Option<&'static CStr>, backup| gapless_tag_backup { tag: tag.map_or(null(), CStr::as_ptr), backup };
         let mut slept = gapless_slept { size: size_of::<gapless_slept>() as u64, ..gapless_slept::default() };
         // SAFETY: the tags are strings, and what is written is valid, here and below.
-        let mut sleep =
-            |tags: &[gapless_tag_backup]| unsafe { gapless_sleep_tags(0, tags.as_ptr(), tags.len() as u64, &raw mut slept) };
+        let mut sleep = |tags: &[gapless_tag_backup]| unsafe {
+            gapless_sleep_tags(0, tags.as_ptr(), tags.len() as u64, &raw mut slept)
+        };
         let [discarded, kept] =
             [entry(Some(c"cache"), GAPLESS_BACKUP_DISCARD), entry(Some(c"weights"), GAPLESS_BACKUP_PINNED)];
         // The host's memory for backups is too small for all that is to be kept: what is to be discarded is there still.

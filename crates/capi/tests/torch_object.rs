@@ -26,7 +26,8 @@ fn alloc_on(
 ) -> (gapless_status, *mut c_void) {
     let mut pointer = null_mut();
     // SAFETY: a name or null, and a valid out-parameter.
-    let status = unsafe { gapless_torch_alloc(0, bytes as u64, stream, pool.map_or(null(), |pool| pool), &raw mut pointer) };
+    let status =
+        unsafe { gapless_torch_alloc(0, bytes as u64, stream, pool.map_or(null(), |pool| pool), &raw mut pointer) };
     (status, pointer)
 }
 

@@ -59,12 +59,8 @@ pub unsafe extern "C" fn gapless_torch_alloc(
         // SAFETY: null or a name (the function's contract).
         let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
         let device = device_of(device)?;
-        let request = Request {
-            bytes,
-            alignment: 1,
-            stream: stream_id(stream),
-            lives: StreamLives::AsLongAsTheProcess,
-        };
+        let request =
+            Request { bytes, alignment: 1, stream: stream_id(stream), lives: StreamLives::AsLongAsTheProcess };
         let place = pool.map_or(Place::Main, Place::Pool);
         let addr = device.alloc_worded(place, &request, |error| worded(device, bytes, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).

@@ -40,14 +40,7 @@ pub const HEADERS: [Header; 3] = [
     Header { name: "gapless_share.h", sources: &["sharing.rs", "pins.rs", "abi.rs"] },
     Header {
         name: "gapless_torch.h",
-        sources: &[
-            "torch/plugin.rs",
-            "torch/object.rs",
-            "torch/segments.rs",
-            "torch/history.rs",
-            "cupy.rs",
-            "abi.rs",
-        ],
+        sources: &["torch/plugin.rs", "torch/object.rs", "torch/segments.rs", "torch/history.rs", "cupy.rs", "abi.rs"],
     },
 ];
 

@@ -22,7 +22,11 @@ fn the_headers_are_those_of_the_sources() {
             continue;
         }
         let checked_in = std::fs::read_to_string(header.path()).unwrap_or_default();
-        assert!(checked_in == generated, "{} is not what the sources say: run cargo xtask generate-header", header.name);
+        assert!(
+            checked_in == generated,
+            "{} is not what the sources say: run cargo xtask generate-header",
+            header.name
+        );
     }
 }
 

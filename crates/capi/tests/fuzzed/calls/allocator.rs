@@ -209,7 +209,10 @@ impl Calls {
         expect(call(null_mut(), needed, &raw mut again), &[GAPLESS_ERROR_INVALID_ARGUMENT], record);
         let capacity = needed + u64::from(record.how) % 8;
         expect(call(buffer.as_mut_ptr().cast(), capacity, &raw mut again), &[GAPLESS_OK], record);
-        assert!(buffer[needed as usize..].iter().all(|byte| *byte == 0xa5), "{record:?} wrote more than {needed} bytes");
+        assert!(
+            buffer[needed as usize..].iter().all(|byte| *byte == 0xa5),
+            "{record:?} wrote more than {needed} bytes"
+        );
         let text = CStr::from_bytes_with_nul(&buffer[..needed as usize]).expect("one NUL, at the end");
         serde_json::from_slice(text.to_bytes()).expect("a JSON text")
     }

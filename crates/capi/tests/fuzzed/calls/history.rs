@@ -131,9 +131,8 @@ impl Calls {
 
     fn recorded(&self) -> Vec<Event> {
         let record = Record { call: Call::Alloc, handle: 0, what: 0, how: 0, number: 1 };
-        let call = |buffer: *mut c_char, capacity, needed: *mut u64| {
-            c!(gapless_torch_history_json(buffer, capacity, needed))
-        };
+        let call =
+            |buffer: *mut c_char, capacity, needed: *mut u64| c!(gapless_torch_history_json(buffer, capacity, needed));
         let mut needed = UNTOUCHED as u64;
         expect(call(null_mut(), 0, &raw mut needed), &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
         let list = self.read_text(record, needed, call);

@@ -262,6 +262,10 @@ impl Calls {
         expect(status, WRONG_DEVICE, record);
         assert_eq!(c!(gapless_torch_reaches(device, 0)), 0);
         let untouched = (pointer.addr(), stats.figures.live_bytes, needed, users, released);
-        assert_eq!(untouched, (UNTOUCHED, UNTOUCHED as u64, UNTOUCHED as u64, u32::MAX, UNTOUCHED as u64), "{record:?}");
+        assert_eq!(
+            untouched,
+            (UNTOUCHED, UNTOUCHED as u64, UNTOUCHED as u64, u32::MAX, UNTOUCHED as u64),
+            "{record:?}"
+        );
     }
 }
