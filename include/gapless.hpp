@@ -78,8 +78,9 @@ class error : public std::runtime_error, public failure {
     const char *what() const noexcept override { return std::runtime_error::what(); }
 };
 
-/// There is too little memory. The text is that of the report, which says what has the memory and whether any allocator could have
-/// served the request; gapless_last_error_report_json has it as JSON until the next call fails on the thread.
+/// There is too little memory, or the request exceeds the addresses of a stream or of a growable range (GAPLESS_ERROR_TOO_LARGE).
+/// Where it is memory, the text is that of the report, which says what has the memory and whether any allocator could have served
+/// the request; gapless_last_error_report_json has it as JSON until the next call fails on the thread.
 class out_of_memory : public std::bad_alloc, public failure {
    public:
     /// This thread's last failure, whose status a function has returned.
@@ -93,7 +94,7 @@ class out_of_memory : public std::bad_alloc, public failure {
 
 /// Throws what a function of gapless.h has answered, unless that is GAPLESS_OK.
 inline void check(gapless_status status) {
-    if (status == GAPLESS_ERROR_OUT_OF_MEMORY) {
+    if (status == GAPLESS_ERROR_OUT_OF_MEMORY || status == GAPLESS_ERROR_TOO_LARGE) {
         throw out_of_memory(status);
     }
     if (status != GAPLESS_OK) {

@@ -10,14 +10,14 @@
 
 static void check(gapless_status status, const char *what) {
     if (status != GAPLESS_OK) {
-        fprintf(stderr, "%s failed (%d): %s\n", what, (int)status, gapless_last_error());
+        fprintf(stderr, "%s failed (%s): %s\n", what, gapless_status_name(status), gapless_last_error());
         exit(1);
     }
 }
 
 /* Why this thread's last request failed. Functions that write a text are called twice: for its size, and for the text. */
 static void print_report(void) {
-    size_t needed = 0;
+    uint64_t needed = 0;
     gapless_last_error_report_json(NULL, 0, &needed);
     char *text = malloc(needed);
     if (text == NULL) {

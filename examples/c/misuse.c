@@ -86,11 +86,11 @@ int main(void) {
         wrong = 1;
     }
     char buffer[8] = "before";
-    size_t needed = 0;
+    uint64_t needed = 0;
     expect(gapless_stats_json(allocator, buffer, sizeof buffer, &needed), GAPLESS_ERROR_BUFFER_TOO_SMALL, "bytes",
            "a small buffer");
     if (needed < 100 || strcmp(buffer, "before") != 0) {
-        fprintf(stderr, "needed %zu, the buffer has '%s'\n", needed, buffer);
+        fprintf(stderr, "needed %llu, the buffer has '%s'\n", (unsigned long long)needed, buffer);
         wrong = 1;
     }
     expect(gapless_stats_json(allocator, NULL, needed, &needed), GAPLESS_ERROR_INVALID_ARGUMENT, "null", "no buffer");
@@ -123,21 +123,16 @@ int main(void) {
     expect(gapless_device_record_stream(0, &local, NULL), GAPLESS_ERROR_NOT_ALLOCATED, "not allocated by",
            "a foreign pointer");
     expect(gapless_device_trim(0, 0, NULL), GAPLESS_OK, "", "trim");
-    expect(gapless_device_alloc(0, UINT64_MAX, NULL, &pointer), GAPLESS_ERROR_OUT_OF_MEMORY, "out of memory",
+    expect(gapless_device_alloc(0, UINT64_MAX, NULL, &pointer), GAPLESS_ERROR_TOO_LARGE, "out of memory",
            "an absurd size");
-    size_t report = 0;
+    uint64_t report = 0;
     if (gapless_last_error_report_json(NULL, 0, &report) != GAPLESS_ERROR_NOT_FOUND ||
-        gapless_last_error_status() != GAPLESS_ERROR_OUT_OF_MEMORY ||
-        gapless_last_error_kind() != GAPLESS_KIND_TOO_LARGE || gapless_last_error_code() != 0) {
-        fprintf(stderr, "the last error is %d of kind %d\n", (int)gapless_last_error_status(),
+        gapless_last_error_status() != GAPLESS_ERROR_TOO_LARGE || gapless_last_error_kind() != GAPLESS_KIND_NONE ||
+        gapless_last_error_code() != 0) {
+        fprintf(stderr, "the last error is %s of kind %d\n", gapless_status_name(gapless_last_error_status()),
                 (int)gapless_last_error_kind());
         wrong = 1;
     }
-    if (gapless_torch_malloc(-1, 0, NULL) != NULL || gapless_torch_malloc(1, 99, NULL) != NULL) {
-        fprintf(stderr, "gapless_torch_malloc accepted invalid arguments\n");
-        wrong = 1;
-    }
-    gapless_torch_free(NULL, 0, 0, NULL);
     printf("%s\n", wrong ? "wrong" : "as expected");
     return wrong;
 }

@@ -44,7 +44,7 @@ class Config(ctypes.Structure):
     """``gapless_config``."""
 
     _fields_ = [
-        ("size", c_size_t),
+        ("size", c_uint64),
         ("device", c_int32),
         ("peer_count", ctypes.c_uint32),
         ("peers", POINTER(c_int32)),
@@ -60,7 +60,7 @@ class Config(ctypes.Structure):
 class Stats(ctypes.Structure):
     """``gapless_stats``."""
 
-    _fields_ = [("size", c_size_t), *((name, c_uint64) for name in _figures.FIELDS)]
+    _fields_ = [("size", c_uint64), *((name, c_uint64) for name in _figures.FIELDS)]
 
 
 class TagBackup(ctypes.Structure):
@@ -73,7 +73,7 @@ class Slept(ctypes.Structure):
     """``gapless_slept``."""
 
     _fields_ = [
-        ("size", c_size_t),
+        ("size", c_uint64),
         *(
             (name, c_uint64)
             for name in (
@@ -135,7 +135,7 @@ def path() -> Path:
 
 
 _HANDLE = c_void_p
-_TEXT = [c_char_p, c_size_t, POINTER(c_size_t)]
+_TEXT = [c_char_p, c_uint64, POINTER(c_uint64)]
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_version": (c_char_p, []),
     "gapless_last_error": (c_char_p, []),
@@ -178,8 +178,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_device_keep_closed_imports": (c_int32, [c_int32, c_uint64]),
     "gapless_device_holders_json": (c_int32, [c_int32, *_TEXT]),
     "gapless_device_cut_off": (c_int32, [c_int32, c_uint32]),
-    "gapless_sleep_tags": (c_int32, [c_int32, POINTER(TagBackup), c_size_t, POINTER(Slept)]),
-    "gapless_wake_tags": (c_int32, [c_int32, POINTER(c_char_p), c_size_t, c_uint64, c_uint32, POINTER(c_uint64)]),
+    "gapless_sleep_tags": (c_int32, [c_int32, POINTER(TagBackup), c_uint64, POINTER(Slept)]),
+    "gapless_wake_tags": (c_int32, [c_int32, POINTER(c_char_p), c_uint64, c_uint64, c_uint32, POINTER(c_uint64)]),
     "gapless_range_reserve": (c_int32, [c_int32, c_uint64, POINTER(c_void_p)]),
     "gapless_range_grow": (c_int32, [c_int32, c_void_p, c_uint64, c_void_p]),
     "gapless_range_shrink": (c_int32, [c_int32, c_void_p, c_uint64, POINTER(c_uint64)]),
@@ -208,10 +208,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gapless_torch_release_pool": (None, [c_int32, Pool]),
     "gapless_torch_describe": (c_int32, [c_void_p, POINTER(Block)]),
     "gapless_torch_get_stats": (c_int32, [c_int32, POINTER(Pool), POINTER(Stats)]),
-    "gapless_torch_pools": (c_int32, [c_int32, POINTER(Pool), c_size_t, POINTER(c_size_t)]),
+    "gapless_torch_pools": (c_int32, [c_int32, POINTER(Pool), c_uint64, POINTER(c_uint64)]),
     "gapless_torch_reset_counts": (c_int32, [c_int32]),
     "gapless_torch_reset_peaks": (c_int32, [c_int32]),
-    "gapless_torch_record_history": (None, [c_size_t, c_int32]),
+    "gapless_torch_record_history": (None, [c_uint64, c_int32]),
     "gapless_torch_history_json": (c_int32, [*_TEXT]),
     "gapless_torch_declare_pool": (c_int32, [c_int32, Pool, c_int32, c_char_p]),
     "gapless_torch_report_json": (c_int32, [c_int32, c_int32, *_TEXT]),
@@ -248,7 +248,7 @@ def last_error() -> GaplessError:
     # A newer library may know more of both.
     kind = ErrorKind(number) if number in ErrorKind.__members__.values() else ErrorKind.NONE
     status = Status(status) if status in Status.__members__.values() else status
-    of_memory = status == Status.OUT_OF_MEMORY
+    of_memory = status in (Status.OUT_OF_MEMORY, Status.TOO_LARGE)
     report = _read(library.gapless_last_error_report_json)[1] if of_memory else None
     return (OutOfMemoryError if of_memory else GaplessError)(status, text, kind, code, report)
 
@@ -262,7 +262,7 @@ def read_json(function: Callable[..., int], *arguments: Any) -> Any:
 
 def _read(function: Callable[..., int], *arguments: Any) -> tuple[int, Any]:
     """As :func:`read_json`, with the status in place of an exception. Tries again as often as the text has grown."""
-    needed = c_size_t(1 << 16)
+    needed = c_uint64(1 << 16)
     while True:
         buffer = ctypes.create_string_buffer(needed.value)
         status = function(*arguments, buffer, len(buffer), ctypes.byref(needed))

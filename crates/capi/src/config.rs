@@ -16,7 +16,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug)]
 pub struct gapless_config {
     /// sizeof(gapless_config): distinguishes versions of this struct.
-    pub size: usize,
+    pub size: u64,
     /// The device, counted from 0 after CUDA_VISIBLE_DEVICES.
     pub device: i32,
     /// Number of entries in peers.
@@ -108,13 +108,16 @@ impl Config {
 unsafe fn known_part(config: *const gapless_config) -> Answer<gapless_config> {
     let own = size_of::<gapless_config>();
     // SAFETY: it points to at least the first field (the function's contract).
-    let size = unsafe { config.cast::<usize>().read_unaligned() };
-    if !(size_of::<usize>()..=MOST_BYTES).contains(&size) || !size.is_multiple_of(align_of::<gapless_config>()) {
+    let size = unsafe { config.cast::<u64>().read_unaligned() };
+    let is_one = |size: &usize| {
+        (size_of::<u64>()..=MOST_BYTES).contains(size) && size.is_multiple_of(align_of::<gapless_config>())
+    };
+    let Some(size) = usize::try_from(size).ok().filter(is_one) else {
         return Err(Failure::argument(format!(
             "the config says it has {size} bytes, this library's has {own}: set every byte to 0 and size to \
              sizeof(gapless_config)"
         )));
-    }
+    };
     let bytes = config.cast::<u8>();
     for at in own..size {
         // SAFETY: below `size` (the function's contract).
@@ -149,7 +152,7 @@ mod tests {
 
     fn newer(size: usize) -> Newer {
         let config = gapless_config {
-            size,
+            size: size as u64,
             device: 3,
             peer_count: 0,
             peers: std::ptr::null(),
@@ -177,7 +180,7 @@ mod tests {
         let settings = Settings { region_bytes: None, ..all.settings };
         let expected = Config { library: None, settings, ..all.clone() };
         assert_eq!(read(&newer(until_chunk_bytes)).unwrap(), expected);
-        assert_eq!(read(&newer(size_of::<usize>())).unwrap(), Config::default());
+        assert_eq!(read(&newer(size_of::<u64>())).unwrap(), Config::default());
     }
 
     #[test]

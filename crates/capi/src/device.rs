@@ -11,7 +11,7 @@ use crate::out::check_out;
 use crate::process::{PROCESS, device_of, handle_of};
 use crate::registry::gapless_allocator;
 use crate::sleep::with_asleep;
-use crate::status::{Failure, GAPLESS_ERROR_OUT_OF_MEMORY, gapless_status};
+use crate::status::{Failure, GAPLESS_ERROR_TOO_LARGE, gapless_status};
 use gapless::StreamId;
 use gapless::allocator::AllocError;
 use gapless::driver::cuda::CudaDriver;
@@ -68,13 +68,13 @@ pub unsafe extern "C" fn gapless_device_allocator(
     })
 }
 
-/// A failed request in words that fit every front end. One that exceeds the addresses of a region counts as out of memory.
+/// A failed request in words that fit every front end.
 fn worded(device: &Device<CudaDriver>, request: &Request, error: AllocError) -> Failure {
     match &error {
         AllocError::TooLarge { .. } => {
             let explanation = device.explain_too_large(request.bytes, &error);
             let text = format!("GPU out of memory. Tried to allocate {}. {explanation}", ByteSize(request.bytes));
-            Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, text, &error)
+            Failure::caused(GAPLESS_ERROR_TOO_LARGE, text, &error)
         }
         _ => with_hints(device, error.into()),
     }
@@ -103,8 +103,7 @@ pub(crate) fn budget_hint(failure: &Failure) -> Option<&'static str> {
 /// *pointer, a multiple of 512. The allocator is made on first use from GAPLESS_CONF.
 ///
 /// PyTorch, CuPy, RMM and Numba allocate through this door, too: pools, the memory history and recordings are about the
-/// memory of all of them. A request that exceeds the addresses of a region is out of memory
-/// here, of kind GAPLESS_KIND_TOO_LARGE and without a report.
+/// memory of all of them.
 ///
 /// # Safety
 /// pointer points to a pointer; stream is a stream of the device, or null for the default one.

@@ -4,7 +4,7 @@ use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, InListen
 use gapless::driver::cuda::{LoadError, OpenError};
 use gapless::driver::{DriverError, DriverErrorKind};
 
-/// The kind of a failure, as far as a program can act on it: one of the GAPLESS_KIND_... numbers.
+/// The kind of a failure, as far as a program can act on it: one of the GAPLESS_KIND_... numbers. 4 and 7 have been kinds.
 pub type gapless_error_kind = i32;
 
 /// The status says all there is to say.
@@ -15,23 +15,18 @@ pub const GAPLESS_KIND_OUT_OF_MEMORY: gapless_error_kind = 1;
 pub const GAPLESS_KIND_NOT_SUPPORTED: gapless_error_kind = 2;
 /// The driver refused an argument.
 pub const GAPLESS_KIND_INVALID_VALUE: gapless_error_kind = 3;
-/// The driver does not know a handle.
-pub const GAPLESS_KIND_INVALID_HANDLE: gapless_error_kind = 4;
 /// The device is lost to this process: every later call to the driver fails, too.
 pub const GAPLESS_KIND_DEVICE_LOST: gapless_error_kind = 5;
 /// A driver call failed for another reason; gapless_last_error_code says which.
 pub const GAPLESS_KIND_DRIVER_OTHER: gapless_error_kind = 6;
-/// The request is larger than the range of addresses that is reserved for a stream, see region_bytes, or than what a growable range
-/// has left.
-pub const GAPLESS_KIND_TOO_LARGE: gapless_error_kind = 7;
 /// The driver's free addresses are in more pieces than an allocator can keep track of.
 pub const GAPLESS_KIND_ADDRESSES_FRAGMENTED: gapless_error_kind = 8;
 /// The handle is not a stream of the allocator's device.
 pub const GAPLESS_KIND_FOREIGN_STREAM: gapless_error_kind = 9;
 /// The allocator has been used with as many streams as it can keep track of.
 pub const GAPLESS_KIND_TOO_MANY_STREAMS: gapless_error_kind = 10;
-/// A stream is being captured into a graph, and until that has ended, streams that may still use the free memory cannot be waited
-/// for. The same request may be served after the capture. With the status GAPLESS_ERROR_OUT_OF_MEMORY.
+/// A stream is being captured into a graph, and until that has ended, streams that may still use the memory cannot be waited for.
+/// The same call may succeed after the capture.
 pub const GAPLESS_KIND_CANNOT_WAIT: gapless_error_kind = 11;
 /// The process was forked from the one that made the allocator.
 pub const GAPLESS_KIND_FORKED: gapless_error_kind = 12;
@@ -61,7 +56,6 @@ impl From<&DriverError> for Cause {
             DriverErrorKind::OutOfMemory => GAPLESS_KIND_OUT_OF_MEMORY,
             DriverErrorKind::NotSupported => GAPLESS_KIND_NOT_SUPPORTED,
             DriverErrorKind::InvalidValue => GAPLESS_KIND_INVALID_VALUE,
-            DriverErrorKind::InvalidHandle => GAPLESS_KIND_INVALID_HANDLE,
             DriverErrorKind::Refused => GAPLESS_KIND_REFUSED,
             DriverErrorKind::DeviceLost => GAPLESS_KIND_DEVICE_LOST,
             _ => GAPLESS_KIND_DRIVER_OTHER,
@@ -96,7 +90,6 @@ impl From<&AllocError> for Cause {
                     if report.stopped_by_capture { GAPLESS_KIND_CANNOT_WAIT } else { GAPLESS_KIND_OUT_OF_MEMORY };
                 Self { report: Some(report.clone()), ..Self::of(kind) }
             }
-            AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => Self::of(GAPLESS_KIND_TOO_LARGE),
             AllocError::AddressesFragmented { .. } => Self::of(GAPLESS_KIND_ADDRESSES_FRAGMENTED),
             AllocError::Stream(error) => error.into(),
             AllocError::CannotWait { .. } => Self::of(GAPLESS_KIND_CANNOT_WAIT),
@@ -166,7 +159,7 @@ mod tests {
             (DriverErrorKind::OutOfMemory, GAPLESS_KIND_OUT_OF_MEMORY, 2),
             (DriverErrorKind::NotSupported, GAPLESS_KIND_NOT_SUPPORTED, 801),
             (DriverErrorKind::InvalidValue, GAPLESS_KIND_INVALID_VALUE, 1),
-            (DriverErrorKind::InvalidHandle, GAPLESS_KIND_INVALID_HANDLE, 400),
+            (DriverErrorKind::InvalidHandle, GAPLESS_KIND_DRIVER_OTHER, 400),
             (DriverErrorKind::Refused, GAPLESS_KIND_REFUSED, 0),
             (DriverErrorKind::DeviceLost, GAPLESS_KIND_DEVICE_LOST, 700),
             (DriverErrorKind::Other, GAPLESS_KIND_DRIVER_OTHER, 999),
@@ -198,7 +191,7 @@ mod tests {
         for (error, kind) in [
             (AllocError::CannotWait { stream: StreamId(7) }, GAPLESS_KIND_CANNOT_WAIT),
             (AllocError::AddressesFragmented { limit: 1 }, GAPLESS_KIND_ADDRESSES_FRAGMENTED),
-            (AllocError::RangeFull { requested: 2, available: 1 }, GAPLESS_KIND_TOO_LARGE),
+            (AllocError::RangeFull { requested: 2, available: 1 }, GAPLESS_KIND_NONE),
             (AllocError::Forked { built_in: 1 }, GAPLESS_KIND_FORKED),
             (AllocError::Stream(StreamError::TooMany { limit: 1 }), GAPLESS_KIND_TOO_MANY_STREAMS),
             (AllocError::Alignment { alignment: 3 }, GAPLESS_KIND_NONE),

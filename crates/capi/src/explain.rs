@@ -44,8 +44,8 @@ pub unsafe extern "C" fn gapless_explain_json(
     path: *const c_char,
     options: *const c_char,
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         // SAFETY: the function's contract.

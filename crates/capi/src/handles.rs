@@ -9,13 +9,6 @@ use crate::status::{Answer, gapless_status};
 use gapless_process::{Request, StreamLives};
 use std::ffi::{c_char, c_void};
 
-/// Returns the version of this library, such as "0.2.0".
-#[unsafe(no_mangle)]
-pub extern "C" fn gapless_version() -> *const c_char {
-    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
-    VERSION.as_ptr().cast()
-}
-
 /// Makes an allocator and writes its handle to *allocator.
 ///
 /// Retains the device's primary context. No memory is allocated and no addresses are reserved yet.

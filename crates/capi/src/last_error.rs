@@ -82,8 +82,7 @@ pub extern "C" fn gapless_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().text.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Returns the status of this thread's last failure, GAPLESS_OK when no call has failed on it. For functions that return
-/// no status, such as gapless_cupy_malloc.
+/// Returns the status of this thread's last failure, GAPLESS_OK when no call has failed on it. For functions that return no status.
 #[unsafe(no_mangle)]
 pub extern "C" fn gapless_last_error_status() -> gapless_status {
     LAST.try_with(|last| last.borrow().status).unwrap_or(GAPLESS_OK)
@@ -103,16 +102,15 @@ pub extern "C" fn gapless_last_error_code() -> i32 {
 }
 
 /// Writes the out-of-memory report of this thread's last failure as a JSON object into buffer, as gapless_stats_json
-/// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure has none: it was
-/// another one, or exceeded the addresses of a region (GAPLESS_KIND_TOO_LARGE).
+/// does; its key "text" has the report as a text for a person. GAPLESS_ERROR_NOT_FOUND when that failure was another one.
 ///
 /// # Safety
 /// buffer, capacity and needed are as in gapless_stats_json.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_last_error_report_json(
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     let outcome = caught(|| {
         check_out(needed, "needed")?;

@@ -1,4 +1,5 @@
-//! gapless behind a C ABI: `include/gapless.h`, and the entry points that PyTorch, CuPy and RMM call directly.
+//! gapless behind a C ABI: `include/gapless.h`, `gapless_share.h` for other processes, and in `gapless_torch.h` the entry points
+//! that PyTorch and CuPy call directly.
 //!
 //! ```text
 //! handles.rs    create, alloc, free, trim, ...   device.rs       memory of this process's devices, by number
@@ -7,13 +8,14 @@
 //! replay.rs     replays without the command line   cupy.rs       what CuPy calls
 //! explain.rs    what is said beside an out-of-memory error   sleep.rs   memory that goes and comes back
 //! ranges.rs     memory that grows and shrinks    dlpack.rs       the same as tensors of others
-//! torch/        what PyTorch calls: plug-in, allocator object, history, the words of its errors
+//! torch/        what PyTorch calls: plug-in, allocator object, segments, history, the words of its errors
 //!
 //! process.rs    the devices, in one table        registry.rs     handles, checked
 //! config.rs     the C struct of settings         last_error.rs   the boundary; the thread's last failure
 //! out.rs        out-parameters and buffers       abi.rs          streams, pointers, strings
 //! stats.rs      the C struct of statistics
-//! status.rs     statuses, and which one a failure has   error_kind.rs   its kind, CUDA's code
+//! status.rs     statuses, their names, and which one a failure has   error_kind.rs   its kind, CUDA's code
+//! version.rs    that of the library
 //! ```
 //!
 //! - I1  nothing unwinds across the boundary: a function that can fail runs its body in `last_error`. The one exception is
@@ -49,6 +51,7 @@ mod stats;
 mod status;
 mod streams;
 mod torch;
+mod version;
 
 pub use abi::CUstream_st;
 pub use config::gapless_config;
@@ -87,3 +90,5 @@ pub use streams::*;
 pub use torch::history::{gapless_torch_history_json, gapless_torch_record_history};
 pub use torch::object::*;
 pub use torch::plugin::*;
+pub use torch::segments::*;
+pub use version::*;

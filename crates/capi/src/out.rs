@@ -14,18 +14,18 @@ pub(crate) fn check_out<T>(pointer: *mut T, what: &str) -> Answer<()> {
 /// Writes a struct that begins with its size to a caller's, as many bytes as that one says it has; `what` names the struct.
 ///
 /// # Safety
-/// `target` points to as many bytes as its first field says, and `T` begins with a `usize` that is the size.
+/// `target` points to as many bytes as its first field says, and `T` begins with a `u64` that is the size.
 pub(crate) unsafe fn write_sized<T: Copy>(target: *mut T, what: &str, take: impl FnOnce() -> Answer<T>) -> Answer<()> {
-    const SIZE: usize = size_of::<usize>();
+    const SIZE: usize = size_of::<u64>();
     // SAFETY: it points to at least the first field (the function's contract).
-    let size = unsafe { target.cast::<usize>().read_unaligned() };
-    if !(2 * SIZE..=size_of::<T>()).contains(&size) {
+    let size = unsafe { target.cast::<u64>().read_unaligned() };
+    let Some(size) = usize::try_from(size).ok().filter(|size| (2 * SIZE..=size_of::<T>()).contains(size)) else {
         return Err(Failure::argument(format!(
             "the {what} says it has {size} bytes, this library's has {}: set size to sizeof({what}) before the call, and compile \
              with this library's header",
             size_of::<T>()
         )));
-    }
+    };
     let found = take()?;
     let source = (&raw const found).cast::<u8>().wrapping_add(SIZE);
     let target = target.cast::<u8>().wrapping_add(SIZE);
@@ -49,12 +49,12 @@ pub(crate) fn described(report: &OutOfMemory) -> Answer<serde_json::Value> {
 pub(crate) unsafe fn write_json(
     value: &impl Serialize,
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> Answer<()> {
     check_out(needed, "needed")?;
     let text = serde_json::to_vec(value)?;
-    let bytes = text.len() + 1;
+    let bytes = text.len() as u64 + 1;
     // SAFETY: not null, so valid for a write (the function's contract).
     unsafe { needed.write(bytes) };
     if capacity < bytes {

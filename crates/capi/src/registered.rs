@@ -3,13 +3,12 @@
 //! Threads: any.
 
 use crate::abi::{CUstream_st, address, device_pointer, stream_id};
-use crate::last_error::{guard, report_failure};
+use crate::last_error::guard;
 use crate::out::check_out;
 use crate::process::device_of;
-use crate::status::{Failure, gapless_status};
+use crate::status::gapless_status;
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
-use std::sync::atomic::AtomicU32;
 
 /// Allocates a block for a library that registers memory (NCCL) or for other hardware (RDMA), for work on stream, and writes its
 /// address to *pointer. It is one physical allocation in a mapping of its own: pointer and size are multiples of the
@@ -76,31 +75,4 @@ pub extern "C" fn gapless_device_free_registered(device: i32, pointer: *mut c_vo
         let device = device_of(device)?;
         if pointer.is_null() { Ok(()) } else { Ok(device.free_registered(address(pointer))?) }
     })
-}
-
-/// A registered block for PyTorch, as a torch.cuda.memory.CUDAPluggableAllocator of a torch.cuda.MemPool: the segments of that pool
-/// stay where they are. NULL where there is none, after which PyTorch empties its caches and tries again.
-#[unsafe(no_mangle)]
-pub extern "C" fn gapless_torch_registered_malloc(size: isize, device: i32, stream: *mut CUstream_st) -> *mut c_void {
-    let mut pointer = std::ptr::null_mut();
-    let _ = guard(|| {
-        let bytes = u64::try_from(size).map_err(|_| Failure::argument(format!("a request of {size} bytes")))?;
-        pointer = device_pointer(device_of(device)?.alloc_segment(bytes, stream_id(stream))?);
-        Ok(())
-    });
-    pointer
-}
-
-/// Frees a segment of such a pool. PyTorch has waited for the work that used it.
-#[unsafe(no_mangle)]
-pub extern "C" fn gapless_torch_registered_free(
-    pointer: *mut c_void,
-    size: isize,
-    device: i32,
-    _stream: *mut CUstream_st,
-) {
-    static REPORTED: AtomicU32 = AtomicU32::new(0);
-    report_failure(&REPORTED, || {
-        Ok(device_of(device)?.free_segment(address(pointer), u64::try_from(size).unwrap_or(0))?)
-    });
 }

@@ -43,8 +43,8 @@ pub unsafe extern "C" fn gapless_get_stats(
 pub unsafe extern "C" fn gapless_stats_json(
     allocator: *mut gapless_allocator,
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         let stats = with_figures(&find(allocator)?.stats())?;
@@ -63,8 +63,8 @@ pub unsafe extern "C" fn gapless_stats_json(
 pub unsafe extern "C" fn gapless_oom_report_json(
     allocator: *mut gapless_allocator,
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         let report = described(&*find(allocator)?.last_report()?)?;
@@ -81,8 +81,8 @@ pub unsafe extern "C" fn gapless_oom_report_json(
 pub unsafe extern "C" fn gapless_snapshot_json(
     allocator: *mut gapless_allocator,
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     // SAFETY: the same contract.
     guard(|| unsafe { write_json(&find(allocator)?.snapshot(), buffer, capacity, needed) })

@@ -97,8 +97,8 @@ unsafe fn read_handle(handle: *const u8, handle_bytes: u64) -> Result<Handle, Fa
 pub unsafe extern "C" fn gapless_device_holders_json(
     device: i32,
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         let holders = device_of(device)?.holders();

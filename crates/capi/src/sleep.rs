@@ -39,7 +39,7 @@ pub const GAPLESS_WAKE_RETAIN_BACKUPS: gapless_wake_flags = 1;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct gapless_slept {
     /// sizeof(gapless_slept).
-    pub size: usize,
+    pub size: u64,
     /// Bytes of the pages that this call put to sleep: what a wake needs for them.
     pub asleep_bytes: u64,
     /// Bytes of the live allocations in them, rounding included.
@@ -118,13 +118,13 @@ pub unsafe extern "C" fn gapless_sleep(
 pub unsafe extern "C" fn gapless_sleep_tags(
     device: i32,
     tags: *const gapless_tag_backup,
-    count: usize,
+    count: u64,
     slept: *mut gapless_slept,
 ) -> gapless_status {
     guard(|| {
         // SAFETY: the function's contract.
         let entries = unsafe { entries(tags, count) }?;
-        let mut wanted = Vec::with_capacity(count);
+        let mut wanted = Vec::with_capacity(entries.len());
         for entry in entries {
             // SAFETY: the function's contract.
             wanted.push((unsafe { optional_text(entry.tag) }?, backup_of(entry.backup)?));
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn gapless_wake(
 pub unsafe extern "C" fn gapless_wake_tags(
     device: i32,
     tags: *const *const c_char,
-    count: usize,
+    count: u64,
     wait_ms: u64,
     flags: gapless_wake_flags,
     mapped_bytes: *mut u64,
@@ -275,12 +275,12 @@ pub extern "C" fn gapless_tag_pop() -> gapless_status {
 ///
 /// # Safety
 /// tags points to count entries that nobody changes during the call.
-unsafe fn entries<'a, T>(tags: *const T, count: usize) -> Answer<&'a [T]> {
+unsafe fn entries<'a, T>(tags: *const T, count: u64) -> Answer<&'a [T]> {
     match count {
         0 => Ok(&[]),
         _ if tags.is_null() => Err(Failure::argument(format!("the list of {count} tags is null"))),
         // SAFETY: not null, so so many entries (the function's contract).
-        _ => Ok(unsafe { std::slice::from_raw_parts(tags, count) }),
+        _ => Ok(unsafe { std::slice::from_raw_parts(tags, count as usize) }),
     }
 }
 

@@ -9,14 +9,14 @@ use gapless::allocator::Figures;
 #[derive(Clone, Copy, Debug)]
 pub struct gapless_stats {
     /// `sizeof(gapless_stats)` of the program that asks.
-    pub size: usize,
+    pub size: u64,
     /// The figures.
     pub figures: Figures,
 }
 
 impl Default for gapless_stats {
     fn default() -> Self {
-        Self { size: size_of::<Self>(), figures: Figures::default() }
+        Self { size: size_of::<Self>() as u64, figures: Figures::default() }
     }
 }
 

@@ -1,11 +1,12 @@
 //! Statuses, and which one a failure has.
 
-use crate::error_kind::{Cause, GAPLESS_KIND_CANNOT_WAIT};
+use crate::error_kind::{Cause, GAPLESS_KIND_CANNOT_WAIT, GAPLESS_KIND_FORKED};
 use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, InListener, StreamError};
 use gapless::driver::DriverError;
 use gapless::driver::cuda::OpenError;
 use gapless_process::Error;
 use gapless_share::ShareError;
+use std::ffi::{CStr, c_char};
 use std::fmt;
 
 /// The result of a function: GAPLESS_OK or one of the GAPLESS_ERROR_... numbers.
@@ -17,13 +18,15 @@ pub const GAPLESS_OK: gapless_status = 0;
 pub const GAPLESS_ERROR_INVALID_ARGUMENT: gapless_status = 1;
 /// The handle is null, was destroyed, or is none of this library's.
 pub const GAPLESS_ERROR_INVALID_HANDLE: gapless_status = 2;
-/// There is not enough memory; gapless_last_error_report_json explains why, unless the kind is GAPLESS_KIND_TOO_LARGE.
+/// There is not enough memory; gapless_last_error_report_json explains why.
 pub const GAPLESS_ERROR_OUT_OF_MEMORY: gapless_status = 3;
-/// More bytes than the addresses that are reserved for a stream, see region_bytes, or than a growable range has left.
+/// More bytes than the addresses that are reserved for a stream, see region_bytes, or than a growable range has left. Freeing memory
+/// does not help.
 pub const GAPLESS_ERROR_TOO_LARGE: gapless_status = 4;
 /// No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 pub const GAPLESS_ERROR_NOT_ALLOCATED: gapless_status = 5;
-/// The stream is not one of the device, or there are too many; gapless_last_error_kind distinguishes these.
+/// The stream is not one of the device, there are too many, or one that is being captured cannot be waited for;
+/// gapless_last_error_kind distinguishes these.
 pub const GAPLESS_ERROR_STREAM: gapless_status = 6;
 /// A call to the CUDA driver failed, or cannot be made: in a forked process, or with free addresses in too many pieces.
 /// gapless_last_error_kind distinguishes these, and a device that is lost from the rest.
@@ -43,10 +46,39 @@ pub const GAPLESS_ERROR_NOT_FOUND: gapless_status = 13;
 /// A bug in gapless, caught before it could reach the caller.
 pub const GAPLESS_ERROR_INTERNAL: gapless_status = 14;
 
-/// Memory could not be shared: the socket, its folder, another user, or a message that makes no sense.
+/// Memory could not be shared: the socket, its folder, another user or device, a message that makes no sense, or a process that
+/// lives and does not answer.
 pub const GAPLESS_ERROR_SHARE: gapless_status = 15;
-/// The allocation of a handle was freed, or its process has ended or does not answer.
+/// The allocation of a handle was freed, or its process has ended.
 pub const GAPLESS_ERROR_GONE: gapless_status = 16;
+
+/// Every status with its name, which is that of its constant without GAPLESS_ERROR_.
+const NAMES: [(gapless_status, &CStr); 17] = [
+    (GAPLESS_OK, c"OK"),
+    (GAPLESS_ERROR_INVALID_ARGUMENT, c"INVALID_ARGUMENT"),
+    (GAPLESS_ERROR_INVALID_HANDLE, c"INVALID_HANDLE"),
+    (GAPLESS_ERROR_OUT_OF_MEMORY, c"OUT_OF_MEMORY"),
+    (GAPLESS_ERROR_TOO_LARGE, c"TOO_LARGE"),
+    (GAPLESS_ERROR_NOT_ALLOCATED, c"NOT_ALLOCATED"),
+    (GAPLESS_ERROR_STREAM, c"STREAM"),
+    (GAPLESS_ERROR_DRIVER, c"DRIVER"),
+    (GAPLESS_ERROR_NO_DEVICE, c"NO_DEVICE"),
+    (GAPLESS_ERROR_BUFFER_TOO_SMALL, c"BUFFER_TOO_SMALL"),
+    (GAPLESS_ERROR_LEAKED, c"LEAKED"),
+    (GAPLESS_ERROR_IN_USE, c"IN_USE"),
+    (GAPLESS_ERROR_IO, c"IO"),
+    (GAPLESS_ERROR_NOT_FOUND, c"NOT_FOUND"),
+    (GAPLESS_ERROR_INTERNAL, c"INTERNAL"),
+    (GAPLESS_ERROR_SHARE, c"SHARE"),
+    (GAPLESS_ERROR_GONE, c"GONE"),
+];
+
+/// Returns the name of a status, for messages: OUT_OF_MEMORY for GAPLESS_ERROR_OUT_OF_MEMORY, OK for GAPLESS_OK, and "unknown
+/// status" for a number that is none. Never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn gapless_status_name(status: gapless_status) -> *const c_char {
+    NAMES.iter().find(|(number, _)| *number == status).map_or(c"unknown status", |(_, name)| *name).as_ptr()
+}
 
 /// A failure on its way to the caller.
 #[derive(Debug)]
@@ -171,7 +203,9 @@ impl From<ShareError> for Failure {
             ShareError::Driver(error) => error.into(),
             ShareError::NoHandle => Self::argument(error),
             ShareError::Gone | ShareError::ExporterGone(_) => Self::new(GAPLESS_ERROR_GONE, error),
-            ShareError::Forked => Self::new(GAPLESS_ERROR_DRIVER, error),
+            ShareError::Forked => {
+                Self { cause: Cause::of(GAPLESS_KIND_FORKED), ..Self::new(GAPLESS_ERROR_DRIVER, error) }
+            }
             _ => Self::new(GAPLESS_ERROR_SHARE, error),
         }
     }

@@ -13,6 +13,23 @@ fn the_example_runs() {
     assert!(text.contains("\"satisfiable\":false"), "{text}");
 }
 
+/// Memory of the simulated device is the host's. Undefined values are left out: optimised Rust compares some before it knows that
+/// they do not matter.
+#[test]
+fn it_runs_under_valgrind() {
+    if !Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: no valgrind");
+        return;
+    }
+    let libraries = Libraries::new();
+    let program = libraries.compile("allocate", &["-lgapless"]);
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--error-exitcode=9", "--undef-value-errors=no", "--leak-check=full"]);
+    valgrind.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]).arg(program);
+    let text = libraries.run_command(&mut valgrind);
+    assert!(text.contains("67108864 bytes live") && text.contains("ERROR SUMMARY: 0 errors"), "{text}");
+}
+
 #[test]
 fn it_runs_linked_statically_as_well() {
     let libraries = Libraries::new();
@@ -24,6 +41,14 @@ fn misuse_is_answered() {
     let libraries = Libraries::new();
     let text = libraries.run(&libraries.compile("misuse", &["-lgapless"]));
     assert!(text.contains("as expected"), "{text}");
+}
+
+#[test]
+fn the_header_has_the_version_of_the_library() {
+    let libraries = Libraries::new();
+    let text = libraries.run(&libraries.compile_from("tests/programs", "version", &["-lgapless"]));
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(text.starts_with(&format!("{version}: ")) && text.contains(&format!(", {version}: ")), "{text}");
 }
 
 /// Another context's memory is the device's as well: what is freed there can be had here.

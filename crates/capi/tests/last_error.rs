@@ -19,7 +19,7 @@ impl Handle {
         let library = CString::new(simulated::library().to_str().expect("UTF-8")).expect("a path");
         // SAFETY: numbers and pointers, for which zero bytes are good values.
         let mut config: gapless_config = unsafe { std::mem::zeroed() };
-        config.size = size_of::<gapless_config>();
+        config.size = size_of::<gapless_config>() as u64;
         config.library = library.as_ptr();
         config.budget_bytes = budget_bytes;
         let mut handle = null_mut();
@@ -56,11 +56,11 @@ fn report() -> Result<serde_json::Value, gapless_status> {
     if status != GAPLESS_ERROR_BUFFER_TOO_SMALL {
         return Err(status);
     }
-    let mut buffer = vec![0_u8; needed];
+    let mut buffer = vec![0_u8; needed as usize];
     // SAFETY: the buffer has that capacity.
     let status = unsafe { gapless_last_error_report_json(buffer.as_mut_ptr().cast(), needed, &raw mut needed) };
     assert_eq!(status, GAPLESS_OK);
-    Ok(serde_json::from_slice(&buffer[..needed - 1]).expect("a JSON text"))
+    Ok(serde_json::from_slice(&buffer[..needed as usize - 1]).expect("a JSON text"))
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_failure_stays_until_the_next() {
     assert_eq!(last(), (GAPLESS_ERROR_STREAM, GAPLESS_KIND_FOREIGN_STREAM, 400));
     assert_eq!(report(), Err(GAPLESS_ERROR_NOT_FOUND));
     assert_eq!(handle.alloc(u64::MAX, 0), GAPLESS_ERROR_TOO_LARGE);
-    assert_eq!(last(), (GAPLESS_ERROR_TOO_LARGE, GAPLESS_KIND_TOO_LARGE, 0));
+    assert_eq!(last(), (GAPLESS_ERROR_TOO_LARGE, GAPLESS_KIND_NONE, 0));
 }
 
 #[test]

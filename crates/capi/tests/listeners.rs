@@ -175,7 +175,7 @@ fn an_allocator_of_its_own_has_listeners_of_its_own() {
         let (mut allocator, mut listener, mut pointer) = (null_mut(), 0, null_mut());
         // SAFETY: zeroes are valid in every field.
         let mut config: gapless_config = unsafe { std::mem::zeroed() };
-        config.size = size_of::<gapless_config>();
+        config.size = size_of::<gapless_config>() as u64;
         // SAFETY: the default settings, and a valid out-parameter.
         assert_eq!(unsafe { gapless_create(&raw const config, &raw mut allocator) }, GAPLESS_OK, "{}", error_text());
         let none: *mut u64 = null_mut();

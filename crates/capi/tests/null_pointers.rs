@@ -1,8 +1,9 @@
-//! Every function of the header, with NULL in each of its pointers in turn: an answer, and no crash.
+//! Every function of the headers, with NULL in each of its pointers in turn: an answer, and no crash.
 //!
-//! The header is read for the kinds of the parameters. All of them but a `double` are passed in registers of integers, so one
+//! The headers are read for the kinds of the parameters. All of them but a `double` are passed in registers of integers, so one
 //! type of function serves for all.
 
+mod declared;
 mod gpu;
 #[path = "../../../tests/simulated/mod.rs"]
 mod simulated;
@@ -29,31 +30,24 @@ enum Parameter {
     Pool,
 }
 
-/// The functions of the header and the kinds of their parameters.
+/// The functions of the headers and the kinds of their parameters.
 fn functions() -> Vec<(String, Vec<Parameter>)> {
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include/gapless.h");
-    let text = std::fs::read_to_string(header).unwrap();
-    let text = text.split("#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)").next().unwrap();
-    let code: String =
-        text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ");
     let mut found = Vec::new();
-    for piece in code.split(';').filter(|piece| !piece.contains("typedef")) {
-        let Some((before, after)) = piece.split_once('(') else { continue };
-        let Some((inside, _)) = after.rsplit_once(')') else { continue };
-        let name = before.split([' ', '*']).next_back().unwrap_or_default();
-        if !name.starts_with("gapless_") {
-            continue;
+    for name in ["gapless.h", "gapless_share.h", "gapless_torch.h"] {
+        let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include").join(name);
+        for function in declared::functions(&std::fs::read_to_string(header).unwrap()) {
+            let kinds = function.parameters.iter().map(|one| match one {
+                _ if one.contains("gapless_map_callback") || one.contains("gapless_failure_handler") => {
+                    Parameter::Callback
+                }
+                _ if one.contains('*') => Parameter::Pointer,
+                _ if one.contains("struct gapless_torch_pool") => Parameter::Pool,
+                _ => Parameter::Number,
+            });
+            found.push((function.name, kinds.collect()));
         }
-        let parameters = inside.split(',').map(str::trim).filter(|one| !one.is_empty() && *one != "void");
-        let kinds = parameters.map(|one| match one {
-            _ if one.contains("gapless_map_callback") || one.contains("gapless_failure_handler") => Parameter::Callback,
-            _ if one.contains('*') => Parameter::Pointer,
-            _ if one.contains("struct gapless_torch_pool") => Parameter::Pool,
-            _ => Parameter::Number,
-        });
-        found.push((name.to_owned(), kinds.collect()));
     }
-    assert!(found.len() > 60, "{} functions", found.len());
+    assert!(found.len() > 100, "{} functions", found.len());
     found
 }
 

@@ -34,7 +34,7 @@ fn registered_blocks_come_and_go() {
         let mut handle = null_mut();
         // SAFETY: zeroes are valid in every field.
         let mut stats: gapless_stats = unsafe { std::mem::zeroed() };
-        stats.size = size_of::<gapless_stats>();
+        stats.size = size_of::<gapless_stats>() as u64;
         // SAFETY: the out-parameters are valid.
         unsafe {
             assert_eq!(gapless_device_allocator(0, &raw mut handle), GAPLESS_OK);

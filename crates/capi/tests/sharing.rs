@@ -140,9 +140,10 @@ fn blocks_of_another_process() {
 fn holders() -> Value {
     let (mut text, mut needed) = (vec![0; 4096], 0);
     // SAFETY: a buffer of that size, and a valid out-parameter.
-    let status = unsafe { gapless_device_holders_json(0, text.as_mut_ptr().cast(), text.len(), &raw mut needed) };
+    let status =
+        unsafe { gapless_device_holders_json(0, text.as_mut_ptr().cast(), text.len() as u64, &raw mut needed) };
     assert_eq!(status, GAPLESS_OK);
-    serde_json::from_slice(&text[..needed - 1]).unwrap()
+    serde_json::from_slice(&text[..needed as usize - 1]).unwrap()
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn alloc(pool: Option<gapless_torch_pool>, bytes: u64) -> Result<*mut c_void, ga
     let mut pointer = null_mut();
     let pool = pool.as_ref().map_or(null(), |pool| &raw const *pool);
     // SAFETY: the pointers are valid.
-    match unsafe { gapless_torch_alloc(0, bytes as usize, MAIN, pool, &raw mut pointer) } {
+    match unsafe { gapless_torch_alloc(0, bytes, MAIN, pool, &raw mut pointer) } {
         GAPLESS_OK => Ok(pointer),
         status => Err(status),
     }
@@ -31,7 +31,7 @@ fn with_tag<T>(tag: Option<&str>, call: impl FnOnce(*const c_char) -> T) -> T {
 }
 
 fn sleep(tag: Option<&str>, backup: gapless_backup) -> Result<gapless_slept, gapless_status> {
-    let mut slept = gapless_slept { size: size_of::<gapless_slept>(), ..gapless_slept::default() };
+    let mut slept = gapless_slept { size: size_of::<gapless_slept>() as u64, ..gapless_slept::default() };
     // SAFETY: the pointers are valid.
     match with_tag(tag, |tag| unsafe { gapless_sleep(0, tag, backup, &raw mut slept) }) {
         GAPLESS_OK => Ok(slept),
@@ -124,10 +124,11 @@ fn several_tags_sleep_and_wake_together() {
         }
         let entry =
             |tag: Option<&'static CStr>, backup| gapless_tag_backup { tag: tag.map_or(null(), CStr::as_ptr), backup };
-        let mut slept = gapless_slept { size: size_of::<gapless_slept>(), ..gapless_slept::default() };
+        let mut slept = gapless_slept { size: size_of::<gapless_slept>() as u64, ..gapless_slept::default() };
         // SAFETY: the tags are strings, and what is written is valid, here and below.
-        let mut sleep =
-            |tags: &[gapless_tag_backup]| unsafe { gapless_sleep_tags(0, tags.as_ptr(), tags.len(), &raw mut slept) };
+        let mut sleep = |tags: &[gapless_tag_backup]| unsafe {
+            gapless_sleep_tags(0, tags.as_ptr(), tags.len() as u64, &raw mut slept)
+        };
         let [discarded, kept] =
             [entry(Some(c"cache"), GAPLESS_BACKUP_DISCARD), entry(Some(c"weights"), GAPLESS_BACKUP_PINNED)];
         // The host's memory for backups is too small for all that is to be kept: what is to be discarded is there still.
@@ -145,7 +146,7 @@ fn several_tags_sleep_and_wake_together() {
         assert_eq!((slept.asleep_bytes, slept.live_bytes, slept.copied_bytes), (16 * MIB, 16 * MIB, 6 * MIB));
         let wake = |tags: &[*const c_char]| {
             // SAFETY: as above.
-            unsafe { gapless_wake_tags(0, tags.as_ptr(), tags.len(), 0, 0, null_mut()) }
+            unsafe { gapless_wake_tags(0, tags.as_ptr(), tags.len() as u64, 0, 0, null_mut()) }
         };
         let other = alloc(None, 14 * MIB).unwrap();
         let both = [c"weights".as_ptr(), c"cache".as_ptr()];

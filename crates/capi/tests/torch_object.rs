@@ -26,7 +26,8 @@ fn alloc_on(
 ) -> (gapless_status, *mut c_void) {
     let mut pointer = null_mut();
     // SAFETY: a name or null, and a valid out-parameter.
-    let status = unsafe { gapless_torch_alloc(0, bytes, stream, pool.map_or(null(), |pool| pool), &raw mut pointer) };
+    let status =
+        unsafe { gapless_torch_alloc(0, bytes as u64, stream, pool.map_or(null(), |pool| pool), &raw mut pointer) };
     (status, pointer)
 }
 
@@ -41,13 +42,13 @@ fn blocks(pool: Option<&gapless_torch_pool>, live_only: bool) -> Vec<gapless_tor
     let mut needed = 0;
     // SAFETY: no room at all.
     let status = unsafe { gapless_torch_blocks(0, pool, live_only.into(), null_mut(), 0, &raw mut needed) };
-    let mut found = Vec::with_capacity(needed);
+    let mut found = Vec::with_capacity(needed as usize);
     if status != GAPLESS_OK {
         assert_eq!(status, GAPLESS_ERROR_BUFFER_TOO_SMALL);
         // SAFETY: room for as many as are needed.
         ok(unsafe { gapless_torch_blocks(0, pool, live_only.into(), found.as_mut_ptr(), needed, &raw mut needed) });
         // SAFETY: written just now.
-        unsafe { found.set_len(needed) };
+        unsafe { found.set_len(needed as usize) };
     }
     found
 }
@@ -68,7 +69,7 @@ fn users(pool: gapless_torch_pool) -> u32 {
 
 fn restore(wanted: &[gapless_torch_block]) -> gapless_status {
     // SAFETY: as many blocks as it says.
-    unsafe { gapless_torch_restore_pool(0, POOL, wanted.as_ptr(), wanted.len()) }
+    unsafe { gapless_torch_restore_pool(0, POOL, wanted.as_ptr(), wanted.len() as u64) }
 }
 
 fn at(block: &gapless_torch_block) -> *mut c_void {
@@ -82,14 +83,14 @@ fn stats_of(handle: *mut gapless_allocator) -> Figures {
     stats.figures
 }
 
-type WriteJson = unsafe extern "C" fn(*mut gapless_allocator, *mut c_char, usize, *mut usize) -> gapless_status;
+type WriteJson = unsafe extern "C" fn(*mut gapless_allocator, *mut c_char, u64, *mut u64) -> gapless_status;
 
 fn json_of(handle: *mut gapless_allocator, write: WriteJson) -> serde_json::Value {
     let mut text = vec![0_u8; 1 << 20];
     let mut needed = 0;
     // SAFETY: a buffer of that many bytes, and a valid out-parameter.
-    ok(unsafe { write(handle, text.as_mut_ptr().cast(), text.len(), &raw mut needed) });
-    serde_json::from_slice(&text[..needed - 1]).unwrap()
+    ok(unsafe { write(handle, text.as_mut_ptr().cast(), text.len() as u64, &raw mut needed) });
+    serde_json::from_slice(&text[..needed as usize - 1]).unwrap()
 }
 
 #[test]
@@ -242,7 +243,7 @@ fn a_pool_goes_back_to_an_earlier_state() {
         assert_eq!(now, between.iter().map(|block| block.address).collect::<Vec<_>>());
         assert_eq!(restore(&[]), GAPLESS_OK);
         assert_eq!(figures(None).live_bytes, 0);
-        ok(gapless_torch_alloc_again(first[0], 4 * MIB));
+        ok(gapless_torch_alloc_again(first[0], 4 * MIB as u64));
         ok(gapless_torch_delete(first[0]));
     });
 }
@@ -339,7 +340,7 @@ fn a_default_stream_is_that_of_the_device_that_pytorch_names() {
         let other = Gpu::open(1);
         let mut theirs = null_mut();
         // SAFETY: a valid out-parameter.
-        ok(unsafe { gapless_torch_alloc(1, MIB, MAIN, null(), &raw mut theirs) });
+        ok(unsafe { gapless_torch_alloc(1, MIB as u64, MAIN, null(), &raw mut theirs) });
         for (device, waiting) in [(0, 0), (1, 1)] {
             let block = alloc(5 * MIB, None);
             other.delay(MAIN, 50);
@@ -361,7 +362,7 @@ fn a_block_that_is_held_back_is_not_live() {
         // The other device is in use.
         let mut theirs = null_mut();
         // SAFETY: a valid out-parameter.
-        ok(unsafe { gapless_torch_alloc(1, MIB, MAIN, null(), &raw mut theirs) });
+        ok(unsafe { gapless_torch_alloc(1, MIB as u64, MAIN, null(), &raw mut theirs) });
         ok(gapless_torch_use_pool(0, POOL));
         let block = alloc(5 * MIB, Some(&POOL));
         let with_it = blocks(Some(&POOL), true);
@@ -404,8 +405,8 @@ fn the_history_has_what_happened() {
             let mut needed = 0;
             let mut buffer = vec![0_u8; 4096];
             // SAFETY: a buffer of that size.
-            ok(unsafe { gapless_torch_history_json(buffer.as_mut_ptr().cast(), buffer.len(), &raw mut needed) });
-            let list: serde_json::Value = serde_json::from_slice(&buffer[..needed - 1]).unwrap();
+            ok(unsafe { gapless_torch_history_json(buffer.as_mut_ptr().cast(), buffer.len() as u64, &raw mut needed) });
+            let list: serde_json::Value = serde_json::from_slice(&buffer[..needed as usize - 1]).unwrap();
             let name = |event: &serde_json::Value| event["action"].as_str().unwrap().to_owned();
             list.as_array().unwrap().iter().map(name).collect::<Vec<_>>()
         };
@@ -417,7 +418,7 @@ fn the_history_has_what_happened() {
         assert_eq!(gapless_torch_delete(block), GAPLESS_ERROR_NOT_ALLOCATED);
         ok(restore(&with_it));
         ok(restore(&[]));
-        ok(gapless_torch_alloc_again(block, MIB));
+        ok(gapless_torch_alloc_again(block, MIB as u64));
         assert_eq!(events(), ["alloc", "free", "alloc", "free", "alloc"]);
     });
 }

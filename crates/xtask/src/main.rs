@@ -68,7 +68,7 @@ enum Command {
     CheckInterface(check_interface::CheckInterfaceArguments),
     /// Build the folder that proves gapless on a machine with a GPU, its driver and nothing else
     GpuBundle(gpu_bundle::GpuBundleArguments),
-    /// Write include/gapless.h from the sources of crates/capi
+    /// Write the C headers of include from the sources of crates/capi
     GenerateHeader,
     /// Write what comes from the table of figures: the header, Python's types and keys, C++, the documents
     GenerateFigures,

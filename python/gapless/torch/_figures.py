@@ -80,7 +80,7 @@ class Figures:
         _library.check(_library.load().gapless_torch_reset_peaks(self.device))
 
     def _pools(self) -> list[_library.Pool]:
-        number = ctypes.c_size_t(64)
+        number = ctypes.c_uint64(64)
         while True:
             pools = (_library.Pool * number.value)()
             status = _library.load().gapless_torch_pools(self.device, pools, len(pools), number)

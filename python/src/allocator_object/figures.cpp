@@ -76,7 +76,7 @@ Stats AllocatorObject::getDeviceStats(DeviceIndex device) {
     }
 #if GAPLESS_TORCH >= 213
     std::vector<Pool> pools(64);
-    size_t needed = 0;
+    uint64_t needed = 0;
     while (gapless_.torch_pools(device, pools.data(), pools.size(), &needed) == GAPLESS_ERROR_BUFFER_TOO_SMALL) {
         pools.resize(needed * 2);
     }

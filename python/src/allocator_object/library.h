@@ -5,7 +5,8 @@
 
 #include <string>
 
-#include "gapless.h"
+#include "gapless_share.h"
+#include "gapless_torch.h"
 
 namespace gapless {
 

@@ -23,7 +23,7 @@ std::vector<Block> AllocatorObject::blocks(DeviceIndex device, PoolId pool, bool
     Pool name = named(pool);
     const Pool *wanted = pool == PoolId{0, 0} ? nullptr : &name;
     std::vector<Block> found(1024);
-    size_t needed = 0;
+    uint64_t needed = 0;
     int status = GAPLESS_OK;
     // Other threads may allocate between two calls.
     while ((status = gapless_.torch_blocks(device, wanted, live_only, found.data(), found.size(), &needed)) ==

@@ -12,7 +12,8 @@ use std::ffi::c_char;
 /// Keeps a history of the newest allocations, frees and requests that ran out of memory, of all front ends and devices: at
 /// most most_events of them, 0 to keep none and forget the rest. If clear is not 0, the history starts empty.
 #[unsafe(no_mangle)]
-pub extern "C" fn gapless_torch_record_history(most_events: usize, clear: i32) {
+pub extern "C" fn gapless_torch_record_history(most_events: u64, clear: i32) {
+    let most_events = usize::try_from(most_events).unwrap_or(usize::MAX);
     PROCESS.history().record(most_events, if clear == 0 { Before::Kept } else { Before::Forgotten });
 }
 
@@ -23,8 +24,8 @@ pub extern "C" fn gapless_torch_record_history(most_events: usize, clear: i32) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_torch_history_json(
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         // SAFETY: the same contract.

@@ -49,7 +49,7 @@ pub struct gapless_torch_block {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gapless_torch_alloc(
     device: i32,
-    bytes: usize,
+    bytes: u64,
     stream: *mut CUstream_st,
     pool: *const gapless_torch_pool,
     pointer: *mut *mut c_void,
@@ -59,14 +59,10 @@ pub unsafe extern "C" fn gapless_torch_alloc(
         // SAFETY: null or a name (the function's contract).
         let pool = unsafe { pool.as_ref() }.map(|pool| (pool.first, pool.second));
         let device = device_of(device)?;
-        let request = Request {
-            bytes: bytes as u64,
-            alignment: 1,
-            stream: stream_id(stream),
-            lives: StreamLives::AsLongAsTheProcess,
-        };
+        let request =
+            Request { bytes, alignment: 1, stream: stream_id(stream), lives: StreamLives::AsLongAsTheProcess };
         let place = pool.map_or(Place::Main, Place::Pool);
-        let addr = device.alloc_worded(place, &request, |error| worded(device, bytes as u64, error))?;
+        let addr = device.alloc_worded(place, &request, |error| worded(device, bytes, error))?;
         // SAFETY: not null, so valid for a write (the function's contract).
         unsafe { pointer.write(device_pointer(addr)) };
         Ok(())
@@ -174,8 +170,8 @@ pub extern "C" fn gapless_torch_reset_counts(device: i32) -> gapless_status {
 pub unsafe extern "C" fn gapless_torch_pools(
     device: i32,
     names: *mut gapless_torch_pool,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         let pools = device_of(device)?.pools().all();
@@ -196,8 +192,8 @@ pub unsafe extern "C" fn gapless_torch_blocks(
     pool: *const gapless_torch_pool,
     live_only: i32,
     blocks: *mut gapless_torch_block,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         // SAFETY: null or a name (the function's contract).
@@ -290,14 +286,14 @@ pub unsafe extern "C" fn gapless_torch_restore_pool(
     device: i32,
     pool: gapless_torch_pool,
     wanted: *const gapless_torch_block,
-    count: usize,
+    count: u64,
 ) -> gapless_status {
     guard(|| {
         if wanted.is_null() && count > 0 {
             return Err(Failure::argument("the list of blocks is null"));
         }
         // SAFETY: as many blocks as that (the function's contract).
-        let wanted = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(wanted, count) } };
+        let wanted = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(wanted, count as usize) } };
         let wanted: Vec<(DeviceAddr, u64)> =
             wanted.iter().map(|block| (DeviceAddr(block.address), block.requested_bytes)).collect();
         let device = device_of(device)?;
@@ -311,10 +307,10 @@ pub unsafe extern "C" fn gapless_torch_restore_pool(
 /// Allocates bytes at an address that PyTorch was given before, where the memory is free. GAPLESS_ERROR_NOT_ALLOCATED when it is
 /// not, GAPLESS_ERROR_NOT_FOUND when the address is none of gapless; nothing was done.
 #[unsafe(no_mangle)]
-pub extern "C" fn gapless_torch_alloc_again(pointer: *mut c_void, bytes: usize) -> gapless_status {
+pub extern "C" fn gapless_torch_alloc_again(pointer: *mut c_void, bytes: u64) -> gapless_status {
     guard(|| {
         let addr = address(pointer);
-        Ok(owner(addr)?.alloc_again(addr, bytes as u64)?)
+        Ok(owner(addr)?.alloc_again(addr, bytes)?)
     })
 }
 
@@ -424,11 +420,11 @@ fn described(device: &Device<CudaDriver>, block: Block) -> gapless_torch_block {
 ///
 /// # Safety
 /// out points to capacity elements, needed to a number.
-unsafe fn write_all<T: Copy>(found: &[T], out: *mut T, capacity: usize, needed: *mut usize) -> Answer<()> {
+unsafe fn write_all<T: Copy>(found: &[T], out: *mut T, capacity: u64, needed: *mut u64) -> Answer<()> {
     check_out(needed, "needed")?;
     // SAFETY: not null, so valid for a write (the function's contract).
-    unsafe { needed.write(found.len()) };
-    if found.len() > capacity {
+    unsafe { needed.write(found.len() as u64) };
+    if found.len() as u64 > capacity {
         let text = format!("the buffer has room for {capacity} entries, {} are needed", found.len());
         return Err(Failure::new(GAPLESS_ERROR_BUFFER_TOO_SMALL, text));
     }

@@ -77,7 +77,8 @@ unsafe fn fail(out_of_memory: bool) {
     unsafe { handler(gapless_last_error(), i32::from(out_of_memory)) };
 }
 
-/// A failed request in PyTorch's words, which log scrapers and tests look for, and then gapless's.
+/// A failed request in PyTorch's words, which log scrapers and tests look for, and then gapless's. PyTorch has one failure for a lack
+/// of memory and of addresses.
 pub(crate) fn worded(device: &Device<CudaDriver>, bytes: u64, error: AllocError) -> Failure {
     let explanation = match &error {
         AllocError::OutOfMemory(report) => report.explanation().to_string(),
@@ -258,8 +259,8 @@ pub unsafe extern "C" fn gapless_torch_report_json(
     device: i32,
     snapshot: i32,
     buffer: *mut c_char,
-    capacity: usize,
-    needed: *mut usize,
+    capacity: u64,
+    needed: *mut u64,
 ) -> gapless_status {
     guard(|| {
         let contents = if snapshot == 0 { Contents::Figures } else { Contents::Snapshot };

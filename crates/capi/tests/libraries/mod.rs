@@ -73,8 +73,13 @@ impl Libraries {
     }
 
     pub fn run_with(&self, program: &Path, arguments: &[&Path]) -> String {
-        let output = Command::new(program)
-            .args(arguments)
+        let mut command = Command::new(program);
+        self.run_command(command.args(arguments))
+    }
+
+    /// Runs a program, or another one with its path as an argument.
+    pub fn run_command(&self, command: &mut Command) -> String {
+        let output = command
             .env("LD_LIBRARY_PATH", self.path())
             .env("GAPLESS_SIM_CAPACITY", "256MiB")
             .env_remove("GAPLESS_CONF")

@@ -206,9 +206,10 @@ pub fn report() -> serde_json::Value {
     let mut buffer = vec![0_u8; 1 << 17];
     let mut needed = 0;
     // SAFETY: the buffer has that capacity, and the out-parameter is valid.
-    let status = unsafe { gapless_torch_report_json(0, 0, buffer.as_mut_ptr().cast(), buffer.len(), &raw mut needed) };
+    let status =
+        unsafe { gapless_torch_report_json(0, 0, buffer.as_mut_ptr().cast(), buffer.len() as u64, &raw mut needed) };
     assert_eq!(status, GAPLESS_OK);
-    serde_json::from_slice(&buffer[..needed - 1]).expect("JSON")
+    serde_json::from_slice(&buffer[..needed as usize - 1]).expect("JSON")
 }
 
 /// Live bytes of each pool, by its number, and of the main allocator under 0.

@@ -1,6 +1,6 @@
 /* Calls that fail and calls that succeed after main has returned: in handlers of atexit, in a destructor of the program,
  * and in one of a thread's variables. */
-#include <gapless.h>
+#include <gapless_torch.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ static void expect(gapless_status got, gapless_status expected, const char *what
 
 static void use(const char *when) {
     void *pointer = NULL;
-    size_t needed = 0;
+    uint64_t needed = 0;
     expect(gapless_alloc(NULL, 1, NULL, &pointer), GAPLESS_ERROR_INVALID_HANDLE, when);
     expect(gapless_alloc(allocator, UINT64_MAX, NULL, &pointer), GAPLESS_ERROR_TOO_LARGE, when);
     expect(gapless_alloc(allocator, 65 << 20, NULL, &pointer), GAPLESS_ERROR_OUT_OF_MEMORY, when);
@@ -28,8 +28,10 @@ static void use(const char *when) {
     expect(gapless_alloc(allocator, 1, NULL, &pointer), GAPLESS_OK, when);
     expect(gapless_free(allocator, pointer), GAPLESS_OK, when);
     expect(gapless_device_free(-1, pointer, 1), GAPLESS_ERROR_INVALID_ARGUMENT, when);
-    (void)gapless_torch_malloc(-1, 0, NULL);
-    (void)gapless_torch_malloc(1, 99, NULL);
+    if (gapless_torch_malloc(-1, 0, NULL) != NULL || gapless_torch_malloc(1, 99, NULL) != NULL) {
+        wrong = 1;
+    }
+    gapless_torch_free(NULL, 0, 0, NULL);
     gapless_torch_free(pointer, 1, 0, NULL);
     (void)gapless_last_error_status();
     (void)gapless_last_error_kind();

@@ -80,6 +80,13 @@ static void too_little_memory_is_a_bad_alloc() {
     expect(caught, "and a failure");
     caught = false;
     try {
+        buffer absurd(DEVICE, SIZE_MAX, nullptr);
+    } catch (const gapless::out_of_memory &failure) {
+        caught = failure.status() == GAPLESS_ERROR_TOO_LARGE;
+    }
+    expect(caught, "more than the addresses is a lack of memory, too");
+    caught = false;
+    try {
         buffer impossible(DEVICE, 1000 * MIB, nullptr);
     } catch (const std::exception &) {
         caught = true;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <gapless.hpp>
+#include <gapless_torch.h>
 
 extern "C" {
 int cuInit(unsigned flags);

@@ -10,8 +10,8 @@ use std::process::Command;
 const SONAME: &str = "libgapless.so.0";
 /// The libraries that the static library needs besides: `rustc --print native-static-libs`.
 const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
-/// For C, and for C++ over it.
-const HEADERS: [&str; 2] = ["gapless.h", "gapless.hpp"];
+/// For C, and for C++ over it. Those of PyTorch's entry points are private.
+const HEADERS: [&str; 3] = ["gapless.h", "gapless_share.h", "gapless.hpp"];
 /// Installed files that say where the others are, with the folder of their templates.
 const DESCRIPTIONS: [&str; 3] =
     ["pkgconfig/gapless.pc", "cmake/gapless/gaplessConfig.cmake", "cmake/gapless/gaplessConfigVersion.cmake"];
@@ -19,8 +19,9 @@ const TEMPLATES: &str = "crates/capi/packaging";
 
 #[derive(Debug, Default, clap::Args)]
 pub struct BuildCapiArguments {
-    /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h and
-    /// gapless.hpp, and what pkg-config and CMake read [default: dist/capi]
+    /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h,
+    /// gapless_share.h and gapless.hpp, and what pkg-config and CMake read [default: dist/capi]. Where there is an
+    /// objcopy, the shared library's line tables are beside it, in lib/libgapless.so.0.debug
     pub prefix: Option<PathBuf>,
     /// Then build a program in each way, and run it over the simulated driver (needs cc, c++, pkg-config and cmake)
     #[arg(long)]
@@ -37,6 +38,7 @@ pub fn run(workspace: &Workspace, arguments: &BuildCapiArguments) -> Result<(), 
     files::create_folder(&lib)?;
     files::create_folder(&include)?;
     files::install(&workspace.target("release/libgapless_capi.so"), &lib.join(SONAME), 0o755)?;
+    take_out_line_tables(workspace, &lib.join(SONAME))?;
     files::link(SONAME, &lib.join("libgapless.so"))?;
     files::install(&workspace.target("release/libgapless_capi.a"), &lib.join("libgapless.a"), 0o644)?;
     for header in HEADERS {
@@ -52,6 +54,26 @@ pub fn run(workspace: &Workspace, arguments: &BuildCapiArguments) -> Result<(), 
     println!("installed in {shown}: cc program.c -I{shown}/include -L{shown}/lib -lgapless");
     if arguments.check { check(workspace, &prefix) } else { Ok(()) }
 }
+
+/// Puts the symbols and line tables of an installed library into a file beside it, where debuggers look for them.
+fn take_out_line_tables(workspace: &Workspace, library: &Path) -> Result<(), Failure> {
+    if process::find(OBJCOPY).is_none() {
+        println!("there is no {OBJCOPY}: {} keeps its line tables", files::shown(library));
+        return Ok(());
+    }
+    let tables = line_tables(library);
+    process::run(workspace.command(OBJCOPY).arg("--only-keep-debug").arg(library).arg(&tables))?;
+    files::set_permissions(&tables, 0o644)?;
+    let mut objcopy = workspace.command(OBJCOPY);
+    objcopy.arg("--strip-unneeded").arg(format!("--add-gnu-debuglink={}", tables.display())).arg(library);
+    process::run(&mut objcopy)
+}
+
+fn line_tables(library: &Path) -> PathBuf {
+    library.with_file_name(format!("{}.debug", files::name(library)))
+}
+
+const OBJCOPY: &str = "objcopy";
 
 fn filled_in(template: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
@@ -78,6 +100,8 @@ fn check(workspace: &Workspace, prefix: &Path) -> Result<(), Failure> {
     // What was installed has to be found wherever it is moved to.
     let moved = folder.path().join("elsewhere");
     process::run(workspace.command("cp").arg("-a").arg(prefix).arg(&moved))?;
+
+    check_line_tables(workspace, &moved.join("lib").join(SONAME))?;
 
     let flags = |asked: &[&str]| {
         let mut pkg_config = workspace.command("pkg-config");
@@ -136,6 +160,26 @@ fn project() -> String {
         }
     }
     project
+}
+
+/// The library has no line tables, and they are found beside it wherever both are.
+fn check_line_tables(workspace: &Workspace, library: &Path) -> Result<(), Failure> {
+    if !line_tables(library).exists() {
+        return Ok(());
+    }
+    process::require(&["readelf", "nm", "addr2line"])?;
+    let sections = process::output(workspace.command("readelf").args(["--wide", "--sections"]).arg(library))?;
+    if sections.contains(" .debug_line ") || sections.contains(" .symtab ") {
+        return Err(Failure::new(format!("{} has its line tables in it:\n{sections}", library.display())));
+    }
+    let symbols = process::output(workspace.command("nm").arg("--dynamic").arg(library))?;
+    let address = symbols.lines().find_map(|line| line.strip_suffix(" T gapless_alloc_aligned")).unwrap_or_default();
+    let line = process::output(workspace.command("addr2line").arg("--exe").arg(library).arg(address))?;
+    if !line.contains("crates/capi/src/handles.rs:") {
+        return Err(Failure::new(format!("gapless_alloc_aligned is at {line}")));
+    }
+    println!("line tables: found beside the library");
+    Ok(())
 }
 
 fn try_out(way: &str, program: &mut Command, driver: &Path, installed: &Path) -> Result<(), Failure> {

@@ -42,7 +42,8 @@ pub fn run(workspace: &Workspace, arguments: &TorchObjectsArguments) -> Result<(
 /// Fails where an object that a wheel carries is missing, or older than what it is built from.
 pub fn require_all(workspace: &Workspace) -> Result<(), Failure> {
     let mut sources = files::below(&workspace.path("python/src/allocator_object"))?;
-    sources.push(workspace.path("include/gapless.h"));
+    sources
+        .extend(["gapless.h", "gapless_share.h", "gapless_torch.h"].map(|name| workspace.path("include").join(name)));
     let lacking = lacking(&objects(workspace), &sources)?;
     if lacking.is_empty() {
         return Ok(());

@@ -139,7 +139,7 @@ impl Calls {
         };
         // As large as the function may write, and a little more to see that it did not.
         let mut bytes = [0xa5_u8; size_of::<gapless_stats>() + 16];
-        bytes[..size_of::<usize>()].copy_from_slice(&size.to_ne_bytes());
+        bytes[..size_of::<u64>()].copy_from_slice(&size.to_ne_bytes());
         let stats = if record.how == 255 { null_mut() } else { bytes.as_mut_ptr().cast::<gapless_stats>() };
         let status = c!(gapless_get_stats(handle, stats));
         let fits = (16..=size_of::<gapless_stats>()).contains(&size) && !stats.is_null();
@@ -149,9 +149,9 @@ impl Calls {
             Some(_) => GAPLESS_OK,
         };
         expect(status, &[allowed], record);
-        let written = if status == GAPLESS_OK { size } else { size_of::<usize>() };
+        let written = if status == GAPLESS_OK { size } else { size_of::<u64>() };
         assert!(bytes[written..].iter().all(|byte| *byte == 0xa5), "{record:?} wrote more than {written} bytes");
-        assert_eq!(bytes[..size_of::<usize>()], size.to_ne_bytes(), "{record:?}");
+        assert_eq!(bytes[..size_of::<u64>()], size.to_ne_bytes(), "{record:?}");
         if let (Some(book), GAPLESS_OK) = (book, status) {
             let live = u64::from_ne_bytes(bytes[8..16].try_into().expect("eight bytes"));
             let its = &self.books[book];
@@ -162,14 +162,14 @@ impl Calls {
 
     /// The functions with a buffer.
     pub(super) fn json(&mut self, record: Record) {
-        type Report = unsafe extern "C" fn(*mut gapless_allocator, *mut c_char, usize, *mut usize) -> gapless_status;
+        type Report = unsafe extern "C" fn(*mut gapless_allocator, *mut c_char, u64, *mut u64) -> gapless_status;
         let (handle, book) = self.handle(record);
         let function: Report = match record.what % 3 {
             0 => gapless_stats_json,
             1 => gapless_snapshot_json,
             _ => gapless_oom_report_json,
         };
-        let call = |buffer: *mut c_char, capacity, needed: *mut usize| {
+        let call = |buffer: *mut c_char, capacity, needed: *mut u64| {
             // SAFETY: the buffer has that capacity or is null, needed is null or valid.
             unsafe { function(handle, buffer, capacity, needed) }
         };
@@ -178,7 +178,7 @@ impl Calls {
             assert!(status != GAPLESS_OK, "{record:?} wrote nowhere");
             return;
         }
-        let mut needed = UNTOUCHED;
+        let mut needed = UNTOUCHED as u64;
         let status = call(null_mut(), 0, &raw mut needed);
         let allowed: &[gapless_status] = match book {
             None => &[GAPLESS_ERROR_INVALID_HANDLE],
@@ -186,7 +186,7 @@ impl Calls {
             Some(_) => &[GAPLESS_ERROR_BUFFER_TOO_SMALL],
         };
         expect(status, allowed, record);
-        assert_eq!(needed == UNTOUCHED, status != GAPLESS_ERROR_BUFFER_TOO_SMALL, "{record:?}");
+        assert_eq!(needed == UNTOUCHED as u64, status != GAPLESS_ERROR_BUFFER_TOO_SMALL, "{record:?}");
         if status == GAPLESS_ERROR_BUFFER_TOO_SMALL {
             self.read_text(record, needed, call);
         }
@@ -196,21 +196,24 @@ impl Calls {
     pub(super) fn read_text(
         &self,
         record: Record,
-        needed: usize,
-        call: impl Fn(*mut c_char, usize, *mut usize) -> gapless_status,
+        needed: u64,
+        call: impl Fn(*mut c_char, u64, *mut u64) -> gapless_status,
     ) -> serde_json::Value {
         assert!((3..1 << 24).contains(&needed), "{needed} bytes");
-        let mut again = UNTOUCHED;
-        let mut buffer = vec![0xa5_u8; needed + 8];
-        for small in [needed - 1, record.number as usize % needed] {
+        let mut again = UNTOUCHED as u64;
+        let mut buffer = vec![0xa5_u8; needed as usize + 8];
+        for small in [needed - 1, u64::from(record.number) % needed] {
             expect(call(buffer.as_mut_ptr().cast(), small, &raw mut again), &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
             assert!(again == needed && buffer.iter().all(|byte| *byte == 0xa5), "{record:?} wrote into {small} bytes");
         }
         expect(call(null_mut(), needed, &raw mut again), &[GAPLESS_ERROR_INVALID_ARGUMENT], record);
-        let capacity = needed + record.how as usize % 8;
+        let capacity = needed + u64::from(record.how) % 8;
         expect(call(buffer.as_mut_ptr().cast(), capacity, &raw mut again), &[GAPLESS_OK], record);
-        assert!(buffer[needed..].iter().all(|byte| *byte == 0xa5), "{record:?} wrote more than {needed} bytes");
-        let text = CStr::from_bytes_with_nul(&buffer[..needed]).expect("one NUL, at the end");
+        assert!(
+            buffer[needed as usize..].iter().all(|byte| *byte == 0xa5),
+            "{record:?} wrote more than {needed} bytes"
+        );
+        let text = CStr::from_bytes_with_nul(&buffer[..needed as usize]).expect("one NUL, at the end");
         serde_json::from_slice(text.to_bytes()).expect("a JSON text")
     }
 
@@ -224,7 +227,7 @@ impl Calls {
         let peers = [i32::from(record.how), -1];
         // SAFETY: numbers and pointers, for which zero bytes are good values.
         let mut config: gapless_config = unsafe { std::mem::zeroed() };
-        config.size = size_of::<gapless_config>();
+        config.size = size_of::<gapless_config>() as u64;
         config.device = environment.device;
         config.library = library;
         config.budget_bytes = match record.how % 4 {
@@ -250,11 +253,11 @@ impl Calls {
             176..=191 => (config.slack, good, surely_bad) = (f64::from(f32::from_bits(record.number)), false, false),
             192..=207 => {
                 // Of a newer header, or of none. What an older one lacks is a test of its own.
-                let wanted = record.number as usize;
+                let wanted = u64::from(record.number);
                 config.size = if wanted.is_multiple_of(8) { wanted.max(config.size) } else { wanted };
                 newer = u8::from(record.how % 2 == 1);
-                let is_one = config.size.is_multiple_of(8) && config.size <= size_of::<NewerConfig>();
-                good = is_one && (newer == 0 || config.size == size_of::<gapless_config>());
+                let is_one = config.size.is_multiple_of(8) && config.size <= size_of::<NewerConfig>() as u64;
+                good = is_one && (newer == 0 || config.size == size_of::<gapless_config>() as u64);
             }
             208..=223 => (config.device, good) = (if record.how < 128 { -1 } else { 1 << 20 }, false),
             224..=239 => {

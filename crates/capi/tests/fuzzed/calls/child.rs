@@ -61,7 +61,7 @@ impl Calls {
             }
             let status = match number % 9 {
                 0 => c!(gapless_torch_alloc(device, 32 << 20, null_mut(), null(), &raw mut pointer)),
-                1 => c!(gapless_torch_alloc(device, number % 100_000, null_mut(), &named(1), &raw mut pointer)),
+                1 => c!(gapless_torch_alloc(device, number as u64 % 100_000, null_mut(), &named(1), &raw mut pointer)),
                 2 => c!(gapless_torch_trim(device, 0, &raw mut released)),
                 3 => c!(gapless_torch_use_pool(device, named(3))),
                 4 => c!(gapless_torch_alloc_again(

@@ -220,16 +220,17 @@ impl Calls {
     /// The pools of a device, and their users.
     fn check_names(&self, device: i32, record: Record) {
         let mut names = [named(UNTOUCHED as u64); 8];
-        let mut needed = UNTOUCHED;
-        expect_ok(c!(gapless_torch_pools(device, names.as_mut_ptr(), names.len(), &raw mut needed)));
+        let mut needed = UNTOUCHED as u64;
+        expect_ok(c!(gapless_torch_pools(device, names.as_mut_ptr(), names.len() as u64, &raw mut needed)));
+        let found = needed as usize;
         let known = self.pools.keys().filter(|(its, _)| *its == device);
         let [least, most] = self.lingering_pools(device);
         let number = known.clone().count();
-        assert!((number + least..=number + most).contains(&needed), "{needed} pools, {least} to {most} linger");
+        assert!((number + least..=number + most).contains(&found), "{found} pools, {least} to {most} linger");
         for (_, first) in known {
-            assert!(names[..needed].iter().any(|name| (name.first, name.second) == (*first, 7)), "{names:?}");
+            assert!(names[..found].iter().any(|name| (name.first, name.second) == (*first, 7)), "{names:?}");
         }
-        assert!(names[needed..].iter().all(|name| name.first == UNTOUCHED as u64), "{names:?}");
+        assert!(names[found..].iter().all(|name| name.first == UNTOUCHED as u64), "{names:?}");
         if needed > 0 {
             let status = c!(gapless_torch_pools(device, names.as_mut_ptr(), needed - 1, &raw mut needed));
             expect(status, &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
@@ -253,15 +254,15 @@ impl Calls {
     ) -> Vec<gapless_torch_block> {
         let name = pool.map(|(_, first)| named(first));
         let name = name.as_ref().map_or(null(), |name| name);
-        let mut needed = UNTOUCHED;
+        let mut needed = UNTOUCHED as u64;
         let status = c!(gapless_torch_blocks(device, name, live_only, null_mut(), 0, &raw mut needed));
         if needed == 0 {
             expect_ok(status);
             return Vec::new();
         }
         expect(status, &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
-        let mut found = vec![UNTOUCHED_BLOCK; needed];
-        let mut again = UNTOUCHED;
+        let mut found = vec![UNTOUCHED_BLOCK; needed as usize];
+        let mut again = UNTOUCHED as u64;
         let small = c!(gapless_torch_blocks(device, name, live_only, found.as_mut_ptr(), needed - 1, &raw mut again));
         expect(small, &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
         assert!(again == needed && found.iter().all(|block| block.state == UNTOUCHED_BLOCK.state), "{record:?} wrote");

@@ -85,7 +85,8 @@ impl Calls {
 
     /// A request through a process-wide door has failed on this thread: where there was no memory, it counts as such.
     pub(super) fn note_refusal(&mut self, exists: bool, device: i32, bytes: u64, stream: *mut CUstream_st) {
-        if exists && gapless_last_error_status() == GAPLESS_ERROR_OUT_OF_MEMORY {
+        let refused = matches!(gapless_last_error_status(), GAPLESS_ERROR_OUT_OF_MEMORY | GAPLESS_ERROR_TOO_LARGE);
+        if exists && refused {
             self.note_event(Action::Oom, device, 0, bytes, StreamId(stream.addr() as u64));
             if let Some(book) = self.books.iter_mut().find(|book| book.lasting && book.device == device) {
                 book.done.out_of_memory += 1;
@@ -99,13 +100,13 @@ impl Calls {
             return self.check_history();
         }
         let most = if record.what < 40 { 0 } else { record.number as usize % 40 };
-        c!(gapless_torch_record_history(most, i32::from(record.how % 2 == 1)));
+        c!(gapless_torch_record_history(most as u64, i32::from(record.how % 2 == 1)));
         self.history.switch(most, record.how % 2 == 1);
     }
 
     /// Starts the history again, where what happened is not known in detail.
     pub(super) fn clear_history(&mut self) {
-        c!(gapless_torch_record_history(self.history.most, 1));
+        c!(gapless_torch_record_history(self.history.most as u64, 1));
         self.history.switch(self.history.most, true);
     }
 
@@ -130,10 +131,9 @@ impl Calls {
 
     fn recorded(&self) -> Vec<Event> {
         let record = Record { call: Call::Alloc, handle: 0, what: 0, how: 0, number: 1 };
-        let call = |buffer: *mut c_char, capacity, needed: *mut usize| {
-            c!(gapless_torch_history_json(buffer, capacity, needed))
-        };
-        let mut needed = UNTOUCHED;
+        let call =
+            |buffer: *mut c_char, capacity, needed: *mut u64| c!(gapless_torch_history_json(buffer, capacity, needed));
+        let mut needed = UNTOUCHED as u64;
         expect(call(null_mut(), 0, &raw mut needed), &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
         let list = self.read_text(record, needed, call);
         let event = |event: &serde_json::Value| {

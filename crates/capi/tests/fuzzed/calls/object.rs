@@ -62,7 +62,7 @@ impl Calls {
         let out = if record.how == 247 { null_mut() } else { &raw mut pointer };
         let name = pool.map(|(_, first)| named(first));
         let name = name.as_ref().map_or(null(), |name| name);
-        let status = c!(gapless_torch_alloc(device, bytes as usize, stream, name, out));
+        let status = c!(gapless_torch_alloc(device, bytes, stream, name, out));
         let allowed: &[gapless_status] = match kind.serves() {
             _ if out.is_null() => &[GAPLESS_ERROR_INVALID_ARGUMENT],
             true => &[GAPLESS_OK, GAPLESS_ERROR_OUT_OF_MEMORY],
@@ -219,7 +219,7 @@ impl Calls {
         let allocs = || -> Vec<u64> {
             let alloc = |_| {
                 let mut pointer = null_mut();
-                let status = c!(gapless_torch_alloc(device, bytes as usize, null_mut(), null(), &raw mut pointer));
+                let status = c!(gapless_torch_alloc(device, bytes, null_mut(), null(), &raw mut pointer));
                 (status == GAPLESS_OK).then_some(pointer.addr() as u64)
             };
             (0..4).filter_map(alloc).collect()
@@ -246,7 +246,7 @@ impl Calls {
         let mut pointer: *mut c_void = without_provenance_mut(UNTOUCHED);
         let mut stats = gapless_stats::default();
         stats.figures.live_bytes = UNTOUCHED as u64;
-        let (mut needed, mut users, mut released) = (UNTOUCHED, u32::MAX, UNTOUCHED as u64);
+        let (mut needed, mut users, mut released) = (UNTOUCHED as u64, u32::MAX, UNTOUCHED as u64);
         let status = match record.what % 10 {
             0 => c!(gapless_torch_alloc(device, 512, null_mut(), null(), &raw mut pointer)),
             1 => c!(gapless_torch_get_stats(device, null(), &raw mut stats)),
@@ -262,6 +262,10 @@ impl Calls {
         expect(status, WRONG_DEVICE, record);
         assert_eq!(c!(gapless_torch_reaches(device, 0)), 0);
         let untouched = (pointer.addr(), stats.figures.live_bytes, needed, users, released);
-        assert_eq!(untouched, (UNTOUCHED, UNTOUCHED as u64, UNTOUCHED, u32::MAX, UNTOUCHED as u64), "{record:?}");
+        assert_eq!(
+            untouched,
+            (UNTOUCHED, UNTOUCHED as u64, UNTOUCHED as u64, u32::MAX, UNTOUCHED as u64),
+            "{record:?}"
+        );
     }
 }

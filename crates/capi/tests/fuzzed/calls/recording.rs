@@ -71,10 +71,10 @@ impl Calls {
         let file = if record.handle < 192 { "trace" } else { "missing" };
         let path = CString::new(self.environment.folder.join(file).to_str().expect("UTF-8")).expect("a path");
         let path = if record.handle == 255 { null() } else { path.as_ptr() };
-        let call = |buffer: *mut c_char, capacity, needed: *mut usize| {
+        let call = |buffer: *mut c_char, capacity, needed: *mut u64| {
             c!(gapless_replay_json(path, options.as_ptr(), buffer, capacity, needed))
         };
-        let mut needed = UNTOUCHED;
+        let mut needed = UNTOUCHED as u64;
         let status = call(null_mut(), 0, &raw mut needed);
         if good && record.handle < 192 {
             expect(status, &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
@@ -82,7 +82,7 @@ impl Calls {
             assert!((3..1 << 16).contains(&needed), "{needed} bytes");
         } else {
             expect(status, &[GAPLESS_ERROR_INVALID_ARGUMENT], record);
-            assert_eq!(needed, UNTOUCHED, "{record:?}");
+            assert_eq!(needed, UNTOUCHED as u64, "{record:?}");
         }
     }
 
@@ -105,14 +105,14 @@ impl Calls {
         let file = if record.handle < 192 { "trace" } else { "missing" };
         let path = CString::new(folder.join(file).to_str().expect("UTF-8")).expect("a path");
         let path = if record.handle == 255 { null() } else { path.as_ptr() };
-        let mut needed = UNTOUCHED;
+        let mut needed = UNTOUCHED as u64;
         let status = c!(gapless_explain_json(path, options.as_ptr(), null_mut(), 0, &raw mut needed));
         if good && record.handle < 192 {
             expect(status, &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
             assert!((3..1 << 16).contains(&needed), "{needed} bytes");
         } else {
             expect(status, &[GAPLESS_ERROR_INVALID_ARGUMENT], record);
-            assert_eq!(needed, UNTOUCHED, "{record:?}");
+            assert_eq!(needed, UNTOUCHED as u64, "{record:?}");
         }
     }
 }

@@ -72,7 +72,7 @@ impl Calls {
         let missing: BTreeMap<u64, Block> =
             known.iter().filter(|(at, block)| !is_same(at, block, &now)).map(|(at, block)| (*at, *block)).collect();
         surplus.iter().for_each(|addr| self.verify(*addr));
-        let status = c!(gapless_torch_restore_pool(pool.0, named(pool.1), listed.as_ptr(), listed.len()));
+        let status = c!(gapless_torch_restore_pool(pool.0, named(pool.1), listed.as_ptr(), listed.len() as u64));
         let sure = real && self.is_sound() && !self.used_pools.contains(&pool);
         self.expect(status, if sure { &[GAPLESS_OK] } else { &[GAPLESS_OK, GAPLESS_ERROR_NOT_ALLOCATED] }, record);
         if status != GAPLESS_OK {
@@ -149,7 +149,7 @@ impl Calls {
         }
         let bytes = if record.how < 200 { block.bytes } else { block.bytes / 2 };
         let end = addr + bytes.max(1).next_multiple_of(512);
-        let status = c!(gapless_torch_alloc_again(without_provenance_mut(addr as usize), bytes as usize));
+        let status = c!(gapless_torch_alloc_again(without_provenance_mut(addr as usize), bytes));
         let taken = self.live.range(..end).next_back().is_some_and(|(at, other)| at + other.bytes.max(1) > addr);
         let pool = block.pool.filter(|pool| self.pools.contains_key(pool) && !self.used_pools.contains(pool));
         // Nothing else was allocated from the pool since.

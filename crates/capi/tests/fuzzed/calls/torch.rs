@@ -166,10 +166,10 @@ impl Calls {
 
     pub(super) fn torch_report(&mut self, record: Record, book: usize) {
         let device = self.books[book].device;
-        let call = |buffer: *mut c_char, capacity, needed: *mut usize| {
+        let call = |buffer: *mut c_char, capacity, needed: *mut u64| {
             c!(gapless_torch_report_json(device, i32::from(record.what % 2), buffer, capacity, needed))
         };
-        let mut needed = UNTOUCHED;
+        let mut needed = UNTOUCHED as u64;
         expect(call(null_mut(), 0, &raw mut needed), &[GAPLESS_ERROR_BUFFER_TOO_SMALL], record);
         let report = self.read_text(record, needed, call);
         // What has a deferred free counts as live.
@@ -265,9 +265,9 @@ impl Calls {
     pub(super) fn torch_json(&self, device: i32, snapshot: i32) -> String {
         let mut needed = 0;
         c!(gapless_torch_report_json(device, snapshot, null_mut(), 0, &raw mut needed));
-        let mut buffer = vec![0_u8; needed];
+        let mut buffer = vec![0_u8; needed as usize];
         expect_ok(c!(gapless_torch_report_json(device, snapshot, buffer.as_mut_ptr().cast(), needed, &raw mut needed)));
-        buffer.truncate(needed.saturating_sub(1));
+        buffer.truncate(needed.saturating_sub(1) as usize);
         String::from_utf8(buffer).expect("UTF-8")
     }
 }
