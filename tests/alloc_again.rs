@@ -1,6 +1,6 @@
 //! Allocations at addresses that were handed out before.
 
-use gapless::allocator::{AddressFacts, AllocError};
+use gapless::allocator::{AddressFacts, AllocAgainError, AllocError};
 use gapless::driver::{
     DriverCall, DriverResult, EventHandle, Hook, Intercepted, ModelConfig, ModelDriver, StreamDriver, WorkDriver,
 };
@@ -16,9 +16,9 @@ fn allocator(pages: u64) -> Allocator<ModelDriver> {
     Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).keep_mappings().build().unwrap()
 }
 
-fn facts(outcome: Result<(), AllocError>) -> AddressFacts {
+fn facts(outcome: Result<(), AllocAgainError>) -> AddressFacts {
     match outcome {
-        Err(AllocError::NotFree { facts, .. }) => facts,
+        Err(AllocAgainError::NotFree { facts, .. }) => facts,
         other => panic!("{other:?}"),
     }
 }
@@ -346,7 +346,7 @@ fn a_block_of_a_destroyed_stream_does_not_come_back_during_a_capture() {
     let (block, end) = freed_on_a_busy_stream(&allocator, false);
     allocator.alloc_raw(1, MAIN).unwrap();
     allocator.driver().begin_capture(MAIN);
-    assert!(matches!(allocator.alloc_again(block, PAGE), Err(AllocError::CannotWait { .. })));
+    assert!(matches!(allocator.alloc_again(block, PAGE), Err(AllocAgainError::Alloc(AllocError::CannotWait { .. }))));
     assert!(allocator.live_around(block).is_none());
     allocator.check();
     allocator.driver().end_capture(MAIN);

@@ -1,6 +1,6 @@
 //! Pinned blocks stay where they are, also once they are freed, until the last pin is gone.
 
-use gapless::allocator::{AddressFacts, AllocError, CloseError, FreeError};
+use gapless::allocator::{AddressFacts, AllocAgainError, AllocError, CloseError, FreeError, RangeError};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::{Allocator, ChunkPolicy, StreamId};
 use std::sync::Arc;
@@ -53,9 +53,9 @@ fn a_pinned_block_stays_until_its_last_pin_is_gone() {
         }
         assert!(matches!(
             allocator.reserve_range(8 * PAGE).unwrap().grow(5 * PAGE, MAIN),
-            Err(AllocError::OutOfMemory(_))
+            Err(RangeError::Alloc(AllocError::OutOfMemory(_)))
         ));
-        assert!(matches!(allocator.alloc_again(block, PAGE), Err(AllocError::NotFree { .. })));
+        assert!(matches!(allocator.alloc_again(block, PAGE), Err(AllocAgainError::NotFree { .. })));
         let other = allocator.alloc_raw(4 * PAGE, MAIN).unwrap();
         assert!(other >= block.offset(4 * PAGE) || other.offset(4 * PAGE) <= block);
         allocator.free(other).unwrap();

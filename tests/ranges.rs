@@ -1,6 +1,6 @@
 //! Growable ranges: they grow, shrink and pass chunks to each other, within the same budget as heaps.
 
-use gapless::allocator::{AllocError, Allocator};
+use gapless::allocator::{AllocError, Allocator, RangeError};
 use gapless::driver::{
     DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, ModelConfig, ModelDriver, WorkDriver,
 };
@@ -27,7 +27,7 @@ fn a_range_grows_and_shrinks_in_place() {
     allocator.check();
     range.grow(9 * PAGE, StreamId::DEFAULT).unwrap();
     assert_eq!(range.mapped_bytes(), 12 * PAGE);
-    assert!(matches!(range.grow(1, StreamId::DEFAULT), Err(AllocError::RangeFull { available: 0, .. })));
+    assert!(matches!(range.grow(1, StreamId::DEFAULT), Err(RangeError::Full { available: 0, .. })));
     allocator.check();
     drop(range);
     assert_eq!(allocator.stats().idle_bytes, 12 * PAGE);
@@ -61,7 +61,7 @@ fn a_range_takes_no_more_than_its_reservation() {
     giver.grow(6 * PAGE, StreamId::DEFAULT).unwrap();
     taker.grow(2 * PAGE, StreamId::DEFAULT).unwrap();
     match taker.take_from(&mut giver, 3 * PAGE, StreamId::DEFAULT) {
-        Err(AllocError::RangeFull { requested, available }) => {
+        Err(RangeError::Full { requested, available }) => {
             assert_eq!((requested, available), (3 * PAGE, 2 * PAGE));
         }
         other => panic!("{other:?}"),
@@ -94,7 +94,7 @@ fn a_growth_behind_a_capture_is_refused() {
     taker.take_from(&mut giver, PAGE, captured).unwrap();
     driver.begin_capture(captured);
     match giver.grow(PAGE, StreamId::DEFAULT) {
-        Err(AllocError::CannotWait { stream }) => assert_eq!(stream, captured),
+        Err(RangeError::Alloc(AllocError::CannotWait { stream })) => assert_eq!(stream, captured),
         other => panic!("{other:?}"),
     }
     assert_eq!(giver.mapped_bytes(), PAGE);
@@ -351,7 +351,10 @@ fn other_errors_are_not_taken_for_a_full_device() {
         let mut range = allocator.reserve_range(4 * PAGE).unwrap();
         driver.arm(Fault::nth(0, kind).only([DriverCall::Create]));
         let result = range.grow(PAGE, StreamId::DEFAULT);
-        assert!(matches!(&result, Err(AllocError::Driver(error)) if error.kind == kind), "{result:?}");
+        assert!(
+            matches!(&result, Err(RangeError::Alloc(AllocError::Driver(error))) if error.kind == kind),
+            "{result:?}"
+        );
         range.grow(PAGE, StreamId::DEFAULT).unwrap();
         allocator.check();
     }

@@ -45,7 +45,7 @@ pub enum StreamError {
     },
 }
 
-/// Why an allocation, or an operation on a [`VirtualRange`](super::VirtualRange), failed. Nothing has changed.
+/// Why an allocation failed, or another call that needs memory or the driver. Nothing has changed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
@@ -65,18 +65,6 @@ pub enum AllocError {
         alignment: u64,
         /// Bytes of addresses of a region.
         region_bytes: u64,
-    },
-    /// The range has fewer addresses left at its end than the request needs.
-    #[error(
-        "{} more do not fit into this range: {} of its addresses are left",
-        ByteSize(*requested),
-        ByteSize(*available)
-    )]
-    RangeFull {
-        /// Bytes requested.
-        requested: u64,
-        /// Bytes of addresses left at the end of the range. 0 after a mapping there could not be undone.
-        available: u64,
     },
     /// The driver's addresses come in so many separate pieces that the allocator cannot keep track of another.
     #[error("the driver's addresses come in more than {limit} pieces; this allocator keeps no more")]
@@ -101,55 +89,6 @@ pub enum AllocError {
     Alignment {
         /// Alignment requested, in bytes.
         alignment: u64,
-    },
-    /// The memory at the address cannot be allocated again: a part of it is not free, or not there.
-    #[error("{} at {addr} cannot be allocated again: {facts}", ByteSize(*bytes))]
-    NotFree {
-        /// The address.
-        addr: DeviceAddr,
-        /// Bytes requested.
-        bytes: u64,
-        /// The known facts about the first part that is not free.
-        facts: AddressFacts,
-    },
-    /// The memory at the address cannot be allocated again: a part of it is asleep.
-    #[error("{} at {addr} cannot be allocated again: that memory is asleep; wake it first", ByteSize(*bytes))]
-    Asleep {
-        /// The address.
-        addr: DeviceAddr,
-        /// Bytes requested.
-        bytes: u64,
-    },
-    /// The bytes of a backup that were asked for do not follow each other in one: a part of them is awake, for example.
-    #[error("no backup has all of the {} at {addr}: a part is awake, or is in another one", ByteSize(*bytes))]
-    BackupInParts {
-        /// The address.
-        addr: DeviceAddr,
-        /// Bytes asked for.
-        bytes: u64,
-    },
-    /// The backup of the bytes that were asked for is in a file.
-    #[error("the backup of the {} at {addr} is in a file, and is not shown", ByteSize(*bytes))]
-    BackupInFile {
-        /// The address.
-        addr: DeviceAddr,
-        /// Bytes asked for.
-        bytes: u64,
-    },
-    /// A backup cannot be in a file, or not be read back from one.
-    #[error(transparent)]
-    BackupFile(#[from] BackupFileError),
-    /// A backup would take more memory of the host than is left of the budget for that, or than the host has.
-    #[error(
-        "a backup of {} does not fit in the {} that are left of the host's memory for backups",
-        ByteSize(*bytes),
-        ByteSize(*left)
-    )]
-    HostMemory {
-        /// Bytes of the backup, or of the memory that it passes through.
-        bytes: u64,
-        /// Bytes that are left: 0 where the host has not so many.
-        left: u64,
     },
     /// The stream cannot be used with this allocator.
     #[error(transparent)]
@@ -184,6 +123,169 @@ impl AllocError {
         }
     }
 }
+
+/// Why a [`VirtualRange`](super::VirtualRange) could not grow. Nothing has changed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// The range has fewer addresses left at its end than the request needs.
+    #[error(
+        "{} more do not fit into this range: {} of its addresses are left",
+        ByteSize(*requested),
+        ByteSize(*available)
+    )]
+    Full {
+        /// Bytes requested.
+        requested: u64,
+        /// Bytes of addresses left at the end of the range. 0 after a mapping there could not be undone.
+        available: u64,
+    },
+    /// As for an allocation.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+}
+
+/// Why memory could not be [allocated again](super::Allocator::alloc_again). Nothing has changed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocAgainError {
+    /// The memory at the address cannot be allocated again: a part of it is not free, or not there.
+    #[error("{} at {addr} cannot be allocated again: {facts}", ByteSize(*bytes))]
+    NotFree {
+        /// The address.
+        addr: DeviceAddr,
+        /// Bytes requested.
+        bytes: u64,
+        /// The known facts about the first part that is not free.
+        facts: AddressFacts,
+    },
+    /// The memory at the address cannot be allocated again: a part of it is asleep.
+    #[error("{} at {addr} cannot be allocated again: that memory is asleep; wake it first", ByteSize(*bytes))]
+    Asleep {
+        /// The address.
+        addr: DeviceAddr,
+        /// Bytes requested.
+        bytes: u64,
+    },
+    /// As for an allocation.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+}
+
+/// Why an allocator could not [sleep](super::Allocator::sleep) or [wake](super::Allocator::wake).
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum SleepError {
+    /// A backup cannot be in a file, or not be read back from one.
+    #[error(transparent)]
+    BackupFile(#[from] BackupFileError),
+    /// A backup would take more memory of the host than is left of the budget for that, or than the host has.
+    #[error(
+        "a backup of {} does not fit in the {} that are left of the host's memory for backups",
+        ByteSize(*bytes),
+        ByteSize(*left)
+    )]
+    HostMemory {
+        /// Bytes of the backup, or of the memory that it passes through.
+        bytes: u64,
+        /// Bytes that are left: 0 where the host has not so many.
+        left: u64,
+    },
+    /// As for an allocation: a wake needs memory.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+}
+
+/// Why the [backup](super::Allocator::backup_at) of what sleeps cannot be shown.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackupError {
+    /// The bytes of a backup that were asked for do not follow each other in one: a part of them is awake, for example.
+    #[error("no backup has all of the {} at {addr}: a part is awake, or is in another one", ByteSize(*bytes))]
+    InParts {
+        /// The address.
+        addr: DeviceAddr,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// The backup of the bytes that were asked for is in a file.
+    #[error("the backup of the {} at {addr} is in a file, and is not shown", ByteSize(*bytes))]
+    InFile {
+        /// The address.
+        addr: DeviceAddr,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// As for other calls.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+}
+
+/// The errors of one call, which has those of an allocation and others of its own.
+pub(crate) trait WithAlloc: From<AllocError> {
+    /// The error of an allocation, if it is one.
+    fn alloc(&self) -> Option<&AllocError>;
+
+    /// As [`alloc`](Self::alloc), to be added to.
+    fn alloc_mut(&mut self) -> Option<&mut AllocError>;
+}
+
+impl WithAlloc for AllocError {
+    fn alloc(&self) -> Option<&AllocError> {
+        Some(self)
+    }
+
+    fn alloc_mut(&mut self) -> Option<&mut AllocError> {
+        Some(self)
+    }
+}
+
+macro_rules! with_alloc {
+    ($($family:ty),*) => {$(
+        impl WithAlloc for $family {
+            fn alloc(&self) -> Option<&AllocError> {
+                match self {
+                    Self::Alloc(error) => Some(error),
+                    _ => None,
+                }
+            }
+
+            fn alloc_mut(&mut self) -> Option<&mut AllocError> {
+                match self {
+                    Self::Alloc(error) => Some(error),
+                    _ => None,
+                }
+            }
+        }
+
+        impl $family {
+            /// The out-of-memory report, if the call ran out of memory.
+            pub fn report(&self) -> Option<&OutOfMemory> {
+                self.alloc()?.report()
+            }
+        }
+
+        impl From<StreamError> for $family {
+            fn from(error: StreamError) -> Self {
+                AllocError::from(error).into()
+            }
+        }
+
+        impl From<InListener> for $family {
+            fn from(error: InListener) -> Self {
+                AllocError::from(error).into()
+            }
+        }
+
+        impl From<DriverError> for $family {
+            fn from(error: DriverError) -> Self {
+                AllocError::from(error).into()
+            }
+        }
+    )*};
+}
+
+with_alloc!(RangeError, AllocAgainError, SleepError, BackupError);
 
 /// The known facts about an address at which no live allocation starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

@@ -2,7 +2,7 @@
 //! driver call; what cannot be served so goes through the door of the slow path.
 
 use super::Inner;
-use super::error::{AddressFacts, AllocError, FreeError, facts_of};
+use super::error::{AddressFacts, AllocAgainError, AllocError, FreeError, facts_of};
 use super::kind::RegionKind;
 use super::reports::LiveAllocation;
 use super::request::{Request, Rounded};
@@ -160,8 +160,8 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Allocates `bytes` at an address that was handed out before.
-    pub(super) fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), AllocError> {
-        let not_free = |facts| AllocError::NotFree { addr, bytes, facts };
+    pub(super) fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), AllocAgainError> {
+        let not_free = |facts| AllocAgainError::NotFree { addr, bytes, facts };
         let (owner, offset) = match self.shared.directory.find(addr) {
             Place::Region(owner, offset) => (owner, offset),
             Place::Unused => return Err(not_free(AddressFacts::NeverAllocated)),
@@ -257,7 +257,7 @@ mod tests {
         let blocks = [(); 3].map(|()| allocator.alloc_raw(2 * MIB, MAIN).unwrap());
         allocator.free(blocks[1]).unwrap();
         let facts = |bytes| match allocator.alloc_again(blocks[1], bytes) {
-            Err(AllocError::NotFree { facts, .. }) => facts,
+            Err(AllocAgainError::NotFree { facts, .. }) => facts,
             other => panic!("{other:?}"),
         };
         let last = AddressFacts::Inside { start: blocks[2], bytes: 2 * MIB };

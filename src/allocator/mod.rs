@@ -52,7 +52,10 @@ pub use crate::physical::ChunkPolicy;
 pub use crate::segment::listeners::{InListener, ListenerId, MapListener, MapListeners, MappedRange, Refusal};
 pub use buffer::Buffer;
 pub use builder::{Builder, DEFAULT_SLACK};
-pub use error::{AddressFacts, AllocError, BuildError, CloseError, FreeError, StreamError};
+pub use error::{
+    AddressFacts, AllocAgainError, AllocError, BackupError, BuildError, CloseError, FreeError, RangeError, SleepError,
+    StreamError,
+};
 pub use host_budget::HostBudget;
 pub use kind::{RegionKind, SMALL_BELOW};
 pub use marks::{StreamMark, WatchedStream};
@@ -168,10 +171,10 @@ impl<D: Driver> Allocator<D> {
     /// that may have been destroyed, the host waits for all that used the memory, since nothing can be ordered behind it any more.
     ///
     /// # Errors
-    /// [`AllocError::NotFree`] where a part of the bytes is in use, waits for a stream, or was never mapped there;
-    /// [`AllocError::Asleep`] where a part is free memory that sleeps;
+    /// [`AllocAgainError::NotFree`] where a part of the bytes is in use, waits for a stream, or was never mapped there;
+    /// [`AllocAgainError::Asleep`] where a part is free memory that sleeps;
     /// [`AllocError::CannotWait`] where the host would have to wait during a capture; and those of the driver. Nothing has changed.
-    pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), AllocError> {
+    pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), AllocAgainError> {
         self.inner.alloc_again(addr, bytes)
     }
 

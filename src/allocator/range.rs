@@ -1,7 +1,7 @@
 //! The lower layer on its own: a range of addresses that grows and shrinks at its end, without a heap on top. For callers
 //! that bring an allocator of their own, or arrays whose address must not change.
 
-use super::error::AllocError;
+use super::error::{AllocError, RangeError};
 use super::slow_path::GrowableRange;
 use super::{Allocator, Inner};
 use crate::driver::Driver;
@@ -52,10 +52,10 @@ impl<D: Driver> VirtualRange<D> {
     /// the range.
     ///
     /// # Errors
-    /// [`AllocError`]; nothing has changed, except that free memory may have been released. [`AllocError::RangeFull`] when
+    /// [`RangeError`]; nothing has changed, except that free memory may have been released. [`RangeError::Full`] when
     /// the range has fewer addresses left. [`AllocError::CannotWait`] where chunks were taken from the end by a stream that
     /// is being captured now: the host cannot wait for it until the capture ends.
-    pub fn grow(&mut self, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+    pub fn grow(&mut self, bytes: u64, stream: StreamId) -> Result<(), RangeError> {
         self.inner.door.enter(&self.inner.shared, |path| path.grow_range(&mut self.range, bytes, stream))
     }
 
@@ -73,11 +73,11 @@ impl<D: Driver> VirtualRange<D> {
     /// the old one is given up, and the host does not wait. Returns the number of bytes moved.
     ///
     /// # Errors
-    /// [`AllocError`]; nothing has changed. [`AllocError::RangeFull`] when this range has fewer addresses left.
+    /// [`RangeError`]; nothing has changed. [`RangeError::Full`] when this range has fewer addresses left.
     ///
     /// # Panics
     /// When the ranges belong to different allocators.
-    pub fn take_from(&mut self, other: &mut Self, bytes: u64, stream: StreamId) -> Result<u64, AllocError> {
+    pub fn take_from(&mut self, other: &mut Self, bytes: u64, stream: StreamId) -> Result<u64, RangeError> {
         assert!(Arc::ptr_eq(&self.inner, &other.inner), "ranges of two allocators share no chunks");
         let work = |path: &mut super::slow_path::SlowPath<'_, D>| {
             path.move_range_end(&mut self.range, &mut other.range, bytes, stream)

@@ -1,7 +1,7 @@
 //! State that the hot path and the slow path share: streams, the directory of addresses, settings, counters, and whether the
 //! driver may still be called.
 
-use super::error::AllocError;
+use super::error::{AllocError, WithAlloc};
 use super::geometry::Geometry;
 use super::host_budget::HostBudget;
 use super::reports::ShownPeaks;
@@ -152,8 +152,8 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Remembers an error after which the device is lost.
-    pub fn note_loss<T>(&self, result: &Result<T, AllocError>) {
-        if let Err(AllocError::Driver(error)) = result
+    pub fn note_loss<T, E: WithAlloc>(&self, result: &Result<T, E>) {
+        if let Some(AllocError::Driver(error)) = result.as_ref().err().and_then(WithAlloc::alloc)
             && error.kind.is_sticky()
         {
             let _ = self.lost.set(error.clone());

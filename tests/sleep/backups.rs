@@ -3,7 +3,7 @@
 use super::kept::{end_kept, kept, use_kept};
 use super::{KIB, MAIN, NOW, PAGE, SIZES, fill, host, model, verify};
 use gapless::DeviceAddr;
-use gapless::allocator::{AllocError, Allocator, Backup, ChunkPolicy, HostBudget, Wake};
+use gapless::allocator::{AllocError, Allocator, Backup, BackupError, ChunkPolicy, HostBudget, SleepError, Wake};
 use gapless::driver::{
     Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, WorkDriver, pattern_byte,
 };
@@ -50,7 +50,7 @@ fn backups_keep_to_a_budget() {
     let used = || (driver.inner().usage().bytes, driver.inner().usage().mappings, driver.inner().usage().host_memory);
     let before = used();
     let refused = second.sleep(Backup::Pinned).unwrap_err();
-    let expected = AllocError::HostMemory { bytes: 4 * PAGE, left: 3 * PAGE };
+    let expected = SleepError::HostMemory { bytes: 4 * PAGE, left: 3 * PAGE };
     assert_eq!(refused.to_string(), expected.to_string());
     assert_eq!((used(), budget.taken(), second.stats().asleep_bytes), (before, 3 * PAGE, 0));
     verify(&second, &blocks[1]);
@@ -63,7 +63,7 @@ fn backups_keep_to_a_budget() {
     first.wake(NOW).unwrap();
     assert_eq!(budget.taken(), 0);
     driver.arm(Fault::nth(0, DriverErrorKind::OutOfMemory).only([DriverCall::HostAlloc]));
-    assert!(matches!(second.sleep(Backup::Pinned), Err(AllocError::Driver(_))));
+    assert!(matches!(second.sleep(Backup::Pinned), Err(SleepError::Alloc(AllocError::Driver(_)))));
     driver.disarm();
     assert_eq!(budget.taken(), 0, "nothing was had");
     second.sleep(Backup::Pinned).unwrap();
@@ -92,7 +92,7 @@ fn a_backup_shows_what_is_asleep() {
     assert!((PAGE + 3..).zip(&part).all(|(offset, byte)| *byte == pattern_byte(seed, offset)));
     assert_eq!(shown(&allocator, addr, 0).unwrap().0, []);
     let beyond = allocator.backup_at(addr, 64 * PAGE, |_| ()).unwrap_err();
-    assert!(matches!(beyond, AllocError::BackupInParts { addr: at, .. } if at == addr), "{beyond}");
+    assert!(matches!(beyond, BackupError::InParts { addr: at, .. } if at == addr), "{beyond}");
     assert!(beyond.to_string().contains("no backup has all of the 128 MiB"), "{beyond}");
     assert!(is_gone(&allocator, awake) && is_gone(&allocator, DeviceAddr(1)));
     // What is freed asleep has no bytes any more, though its memory may be in the host still.
@@ -140,7 +140,7 @@ fn a_backup_in_parts_is_refused() {
     let (addr, bytes, _) = blocks[1];
     let in_parts = |allocator: &Allocator<_>| {
         let refused = allocator.backup_at(addr, bytes, |_| ()).unwrap_err();
-        matches!(refused, AllocError::BackupInParts { addr: at, bytes: of } if (at, of) == (addr, bytes))
+        matches!(refused, BackupError::InParts { addr: at, bytes: of } if (at, of) == (addr, bytes))
     };
     assert!(in_parts(&allocator));
     let (asleep, _) = shown(&allocator, addr.offset(PAGE / 2), PAGE).unwrap();
@@ -385,7 +385,10 @@ fn copies_without_bytes_are_not_shown() {
     assert_eq!(allocator.backup_at(block, PAGE, |_| ()).unwrap(), None);
     allocator.sleep(Backup::Pinned).unwrap();
     let refused = allocator.backup_at(block, PAGE, |_| ()).unwrap_err();
-    assert!(matches!(&refused, AllocError::Driver(error) if error.kind == DriverErrorKind::NotSupported), "{refused}");
+    assert!(
+        matches!(&refused, BackupError::Alloc(AllocError::Driver(error)) if error.kind == DriverErrorKind::NotSupported),
+        "{refused}"
+    );
     allocator.wake(NOW).unwrap();
     allocator.free(block).unwrap();
     allocator.close().unwrap();

@@ -6,7 +6,7 @@ mod kept;
 mod steps;
 mod unpinned;
 
-use gapless::allocator::{AllocError, Allocator, Backup, ChunkPolicy, FreeError};
+use gapless::allocator::{AllocAgainError, Allocator, Backup, ChunkPolicy, FreeError};
 use gapless::driver::{
     Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, ModelConfig, ModelDriver,
     WorkDriver,
@@ -296,10 +296,10 @@ fn what_is_asleep_is_refused_by_name() {
     let refused = allocator.ticket(block).unwrap_err();
     assert!(matches!(refused, FreeError::Asleep { addr } if addr == block), "{refused}");
     let refused = allocator.alloc_again(block, PAGE / 2).unwrap_err();
-    assert!(matches!(refused, AllocError::NotFree { .. }), "{refused}");
+    assert!(matches!(refused, AllocAgainError::NotFree { .. }), "{refused}");
     allocator.free(block).unwrap();
     let refused = allocator.alloc_again(block, PAGE / 2).unwrap_err();
-    assert!(matches!(refused, AllocError::Asleep { addr, .. } if addr == block), "{refused}");
+    assert!(matches!(refused, AllocAgainError::Asleep { addr, .. } if addr == block), "{refused}");
     allocator.wake(NOW).unwrap();
     allocator.alloc_again(block, PAGE / 2).unwrap();
     drop(ticket.pin().unwrap());

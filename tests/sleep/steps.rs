@@ -3,7 +3,7 @@
 use super::kept::{Used, end_kept, kept, use_kept, verify_kept};
 use super::{KIB, MAIN, NOW, PAGE, fill, host, verify};
 use gapless::DeviceAddr;
-use gapless::allocator::{AllocError, Allocator, Backup, FallingAsleep, HostBudget};
+use gapless::allocator::{Allocator, Backup, FallingAsleep, HostBudget, SleepError};
 use gapless::driver::{HostDriver, WorkDriver};
 use std::sync::Arc;
 
@@ -135,7 +135,7 @@ fn several_fall_asleep_together_or_not_at_all() {
             builder.build().unwrap()
         });
         let blocks = [fill(&both[0], &SIZES), fill(&both[1], &[8 * PAGE])];
-        let together = || -> Result<u64, AllocError> {
+        let together = || -> Result<u64, SleepError> {
             let mut falling = Vec::new();
             for allocator in &both {
                 falling.push(allocator.begin_sleep(Backup::Pinned)?);

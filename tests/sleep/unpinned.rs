@@ -3,7 +3,9 @@
 use super::kept::{end_kept, keeping, use_kept, verify_kept};
 use super::{KIB, MAIN, NOW, PAGE, SIZES, fill, model, verify};
 use gapless::DeviceAddr;
-use gapless::allocator::{AllocError, Allocator, Asleep, Backup, BackupFileError, Builder, HostBudget, Wake};
+use gapless::allocator::{
+    AllocError, Allocator, Asleep, Backup, BackupError, BackupFileError, Builder, HostBudget, SleepError, Wake,
+};
 use gapless::driver::{Driver, HostConfig, HostDriver, pattern_byte};
 use std::path::Path;
 use std::sync::Arc;
@@ -174,7 +176,7 @@ fn pageable_backups_are_retained_and_files_are_not() {
     allocator.check();
     let (addr, bytes, _) = blocks[0];
     let refused = allocator.backup_at(addr, bytes, |_| ()).unwrap_err();
-    assert!(matches!(refused, AllocError::BackupInFile { .. }), "{refused}");
+    assert!(matches!(refused, BackupError::InFile { .. }), "{refused}");
     assert_eq!(world.budget.taken(), 0, "nothing is retained of before");
     allocator.wake(RETAINING).unwrap();
     allocator.check();
@@ -197,7 +199,7 @@ fn files_need_a_directory() {
         let used = || (world.driver.usage().bytes, world.driver.usage().mappings, world.driver.usage().host_memory);
         let before = used();
         let refused = allocator.sleep(Backup::File).unwrap_err();
-        let AllocError::BackupFile(refused) = refused else { panic!("{refused}") };
+        let SleepError::BackupFile(refused) = refused else { panic!("{refused}") };
         let is_named = match allocator.backup_directory() {
             None => matches!(refused, BackupFileError::NoDirectory),
             Some(_) => matches!(refused, BackupFileError::Directory { .. }),
@@ -234,7 +236,7 @@ fn slots_are_of_the_budget() {
                     other.close().unwrap();
                 }
                 Err(refused) => {
-                    assert!(!is_enough && matches!(refused, AllocError::HostMemory { .. }), "{refused}");
+                    assert!(!is_enough && matches!(refused, SleepError::HostMemory { .. }), "{refused}");
                     assert_eq!((world.budget.taken(), world.driver.usage().host_memory), (0, 0));
                 }
             }
@@ -258,8 +260,8 @@ fn a_model_keeps_the_books() {
         allocator.check();
         let refused = allocator.backup_at(block, 1, |_| ()).unwrap_err();
         let is_expected = match kind {
-            Backup::Pageable => matches!(refused, AllocError::Driver(_)),
-            _ => matches!(refused, AllocError::BackupInFile { .. }),
+            Backup::Pageable => matches!(refused, BackupError::Alloc(AllocError::Driver(_))),
+            _ => matches!(refused, BackupError::InFile { .. }),
         };
         assert!(is_expected, "{refused}");
         allocator.wake(NOW).unwrap();

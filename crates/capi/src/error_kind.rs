@@ -191,7 +191,6 @@ mod tests {
         for (error, kind) in [
             (AllocError::CannotWait { stream: StreamId(7) }, GAPLESS_KIND_CANNOT_WAIT),
             (AllocError::AddressesFragmented { limit: 1 }, GAPLESS_KIND_ADDRESSES_FRAGMENTED),
-            (AllocError::RangeFull { requested: 2, available: 1 }, GAPLESS_KIND_NONE),
             (AllocError::Forked { built_in: 1 }, GAPLESS_KIND_FORKED),
             (AllocError::Stream(StreamError::TooMany { limit: 1 }), GAPLESS_KIND_TOO_MANY_STREAMS),
             (AllocError::Alignment { alignment: 3 }, GAPLESS_KIND_NONE),

@@ -1,7 +1,9 @@
 //! Statuses, and which one a failure has.
 
 use crate::error_kind::{Cause, GAPLESS_KIND_CANNOT_WAIT, GAPLESS_KIND_FORKED};
-use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, InListener, StreamError};
+use gapless::allocator::{
+    AllocAgainError, AllocError, BuildError, CloseError, FreeError, InListener, SleepError, StreamError,
+};
 use gapless::driver::DriverError;
 use gapless::driver::cuda::OpenError;
 use gapless_process::Error;
@@ -117,14 +119,11 @@ impl From<AllocError> for Failure {
     fn from(error: AllocError) -> Self {
         let status = match &error {
             AllocError::OutOfMemory(_) => GAPLESS_ERROR_OUT_OF_MEMORY,
-            AllocError::TooLarge { .. } | AllocError::RangeFull { .. } => GAPLESS_ERROR_TOO_LARGE,
+            AllocError::TooLarge { .. } => GAPLESS_ERROR_TOO_LARGE,
             AllocError::Alignment { .. } => GAPLESS_ERROR_INVALID_ARGUMENT,
-            AllocError::NotFree { .. } => GAPLESS_ERROR_NOT_ALLOCATED,
-            AllocError::BackupInParts { .. } | AllocError::BackupInFile { .. } => GAPLESS_ERROR_NOT_FOUND,
-            AllocError::BackupFile(_) => GAPLESS_ERROR_IO,
             AllocError::InListener(_) => GAPLESS_ERROR_IN_USE,
             AllocError::Stream(_) | AllocError::CannotWait { .. } => GAPLESS_ERROR_STREAM,
-            // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`, `OutOfMappings`; `HostMemory`.
+            // The driver failed, or cannot be called: `Driver`, `Forked`, `AddressesFragmented`, `OutOfMappings`.
             _ => GAPLESS_ERROR_DRIVER,
         };
         Self::caused(status, &error, &error)
@@ -215,6 +214,11 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let status = match error {
             Error::Alloc(error) => return error.into(),
+            Error::Range(_) => GAPLESS_ERROR_TOO_LARGE,
+            Error::AllocAgain(AllocAgainError::NotFree { .. }) => GAPLESS_ERROR_NOT_ALLOCATED,
+            Error::Sleep(SleepError::BackupFile(_)) => GAPLESS_ERROR_IO,
+            Error::Backup(_) => GAPLESS_ERROR_NOT_FOUND,
+            Error::AllocAgain(_) | Error::Sleep(_) => GAPLESS_ERROR_DRIVER,
             Error::Free(error) => return error.into(),
             Error::Build(error) => return error.into(),
             Error::Close(error) => return error.into(),

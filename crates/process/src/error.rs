@@ -1,7 +1,9 @@
 //! Why something that this crate was asked for did not happen.
 
 use crate::conf::ConfError;
-use gapless::allocator::{AllocError, BuildError, CloseError, FreeError, StreamError};
+use gapless::allocator::{
+    AllocAgainError, AllocError, BackupError, BuildError, CloseError, FreeError, RangeError, SleepError, StreamError,
+};
 use gapless::driver::DriverError;
 use gapless::driver::cuda::OpenError;
 use gapless::{DeviceAddr, StreamId};
@@ -16,6 +18,18 @@ pub enum Error {
     /// The allocator refused a request.
     #[error(transparent)]
     Alloc(#[from] AllocError),
+    /// A growable range could not grow.
+    #[error(transparent)]
+    Range(RangeError),
+    /// Memory could not be allocated again.
+    #[error(transparent)]
+    AllocAgain(AllocAgainError),
+    /// Memory could not sleep or wake.
+    #[error(transparent)]
+    Sleep(SleepError),
+    /// A backup cannot be shown.
+    #[error(transparent)]
+    Backup(BackupError),
     /// The allocator refused a free, or to record a stream.
     #[error(transparent)]
     Free(#[from] FreeError),
@@ -110,3 +124,18 @@ pub enum Error {
     #[error("a graph may be being captured on device {0}: nothing sleeps or wakes before that has ended")]
     Capturing(u32),
 }
+
+macro_rules! from_families {
+    ($($family:ident: $error:ident),*) => {$(
+        impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                match error {
+                    $error::Alloc(error) => Self::Alloc(error),
+                    other => Self::$family(other),
+                }
+            }
+        }
+    )*};
+}
+
+from_families!(Range: RangeError, AllocAgain: AllocAgainError, Sleep: SleepError, Backup: BackupError);

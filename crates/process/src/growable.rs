@@ -5,10 +5,10 @@
 use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
-use crate::pools::wants_room;
 use crate::process::Process;
 use crate::ranges::RangeHold;
 use crate::recorded::Request;
+use gapless::allocator::RangeError;
 use gapless::{DeviceAddr, StreamId};
 
 impl<D: DeviceDriver> Process<D> {
@@ -54,7 +54,10 @@ impl<D: DeviceDriver> Device<D> {
             grown = range.grow(bytes, stream);
         }
         // What was created for it, and is in the report, is held no more.
-        Ok(grown.map_err(|error| self.with_elsewhere(error, |_| self.pools.held_bytes()))?)
+        grown.map_err(|error| match error {
+            RangeError::Alloc(error) => self.with_elsewhere(error, |_| self.pools.held_bytes()).into(),
+            other => other.into(),
+        })
     }
 
     /// Unmaps up to `bytes` at the end of a range: the whole chunks that lie in them, whose memory others may have from then on.
@@ -123,4 +126,9 @@ impl<D: DeviceDriver> Device<D> {
         drop(self.ranges.remove(addr)?);
         Ok(())
     }
+}
+
+/// Whether a range may grow once there is more memory.
+fn wants_room(grown: &Result<(), RangeError>) -> bool {
+    grown.as_ref().is_err_and(|error| error.report().is_some())
 }

@@ -14,7 +14,7 @@ impl<D: DeviceDriver> Device<D> {
     /// Allocates at an address that was handed out before, in whichever pool it is.
     ///
     /// # Errors
-    /// [`Error::Alloc`] where the memory is not free. Nothing has changed.
+    /// [`Error::AllocAgain`] where the memory is not free. Nothing has changed.
     pub fn alloc_again(&self, addr: DeviceAddr, bytes: u64) -> Result<(), Error> {
         self.settle_over();
         let bytes = self.page_apart(bytes).map_or(bytes, |page| whole_pages(bytes, page));

@@ -5,7 +5,7 @@
 use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
-use gapless::allocator::{AllocError, Backup, MapListeners, Slept, Wake, Woken};
+use gapless::allocator::{AllocError, Backup, MapListeners, SleepError, Slept, Wake, Woken};
 use gapless::units::{ByteSize, DeviceAddr};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -112,7 +112,10 @@ impl<D: DeviceDriver> Device<D> {
     fn wake_now(&self, tags: &[Option<&str>], retain: bool) -> Result<Woken, Error> {
         self.expect_may_sleep()?;
         let _alone = self.sleeping.lock();
-        let woken = self.pools.wake_all(&self.pools.members(tags), retain).map_err(|error| self.with_pools(error))?;
+        let woken = self.pools.wake_all(&self.pools.members(tags), retain).map_err(|error| match error {
+            SleepError::Alloc(error) => Error::from(self.with_pools(error)),
+            other => other.into(),
+        })?;
         tags.iter().for_each(|tag| self.main.note_wake(*tag));
         self.log(|| format!("{} {} woke", ByteSize(woken.mapped_bytes), of(tags)));
         Ok(woken)

@@ -13,6 +13,7 @@ mod checks;
 mod cuda;
 mod device;
 mod elsewhere;
+mod errors;
 mod graphs;
 #[cfg(feature = "properties")]
 mod inputs;

@@ -5,7 +5,7 @@ use crate::caching::{CachingAllocator, CachingError};
 use crate::held::HeldBlock;
 use crate::history::Refusal;
 use gapless::allocator::{
-    AllocError, Allocator, Backup, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, StreamError,
+    AllocError, Allocator, Backup, BlockSnapshot, BlockState, BuildError, Builder, ChunkPolicy, SleepError, StreamError,
 };
 use gapless::driver::{Driver, DriverError};
 use gapless::units::{DeviceAddr, GIB, KIB, MIB, StreamId};
@@ -258,12 +258,12 @@ impl<D: Driver> Policy for Allocator<D> {
             Content::Keep => Backup::Pinned,
             Content::Discard => Backup::Discard,
         };
-        let slept = Self::sleep(self, backup).map_err(of_gapless)?;
+        let slept = Self::sleep(self, backup).map_err(of_sleep)?;
         Ok(PhaseBytes { mapped_bytes: slept.asleep_bytes, copied_bytes: slept.copied_bytes })
     }
 
     fn wake(&mut self) -> Result<PhaseBytes, PolicyError> {
-        let woken = Self::wake(self, Duration::ZERO).map_err(of_gapless)?;
+        let woken = Self::wake(self, Duration::ZERO).map_err(of_sleep)?;
         Ok(PhaseBytes { mapped_bytes: woken.mapped_bytes, copied_bytes: woken.copied_bytes })
     }
 
@@ -294,6 +294,13 @@ impl<D: Driver> Policy for Allocator<D> {
 
     fn abandon(self) {
         Self::abandon(self);
+    }
+}
+
+fn of_sleep(error: SleepError) -> PolicyError {
+    match error {
+        SleepError::Alloc(error) => of_gapless(error),
+        other => PolicyError::Failed(other.to_string()),
     }
 }
 

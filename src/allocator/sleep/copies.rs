@@ -6,7 +6,7 @@
 //! - C1  a slot gets other bytes once its last load has been copied, and written out.
 
 use super::super::Inner;
-use super::super::error::AllocError;
+use super::super::error::SleepError;
 use super::super::slow_path::{Marked, Span, ToWake};
 use super::super::stores::{Backup, BackupFile, BackupFileError, Medium, Pageable, Ring, Store, StoreId, Unpinned};
 use crate::driver::{Driver, DriverError, HostMemory, MemoryDriver, StreamDriver};
@@ -47,8 +47,8 @@ impl<D: Driver> Inner<D> {
     /// are retained, or to a new one, which the batch that falls asleep has from the start.
     ///
     /// # Errors
-    /// [`AllocError::HostMemory`], [`AllocError::BackupFile`], and the driver's. Copies may still be under way.
-    pub(super) fn copy_out(&self, lane: StreamIndex, backup: Backup, marked: &Marked) -> Result<(), AllocError> {
+    /// [`SleepError::HostMemory`], [`SleepError::BackupFile`], and the driver's. Copies may still be under way.
+    pub(super) fn copy_out(&self, lane: StreamIndex, backup: Backup, marked: &Marked) -> Result<(), SleepError> {
         self.clear_slots(lane)?;
         let spans = if backup == Backup::Discard { &[] } else { &marked.spans[..] };
         let bytes = spans.iter().filter(|span| span.retained_in.is_none()).map(|span| span.bytes).sum();
@@ -68,7 +68,7 @@ impl<D: Driver> Inner<D> {
         &self,
         lane: StreamIndex,
         placed: impl Iterator<Item = (&'a Store, Span)>,
-    ) -> Result<(), AllocError> {
+    ) -> Result<(), SleepError> {
         let (driver, stream) = (&self.shared.streams.driver, self.shared.streams.get(lane).id());
         let mut elsewhere = Vec::new();
         for (store, span) in placed {
@@ -88,8 +88,8 @@ impl<D: Driver> Inner<D> {
     /// Copies everything back, and waits for the copies.
     ///
     /// # Errors
-    /// [`AllocError::BackupFile`], and the driver's.
-    pub(super) fn copy_in(&self, lane: StreamIndex, to_wake: &ToWake) -> Result<(), AllocError> {
+    /// [`SleepError::BackupFile`], and the driver's.
+    pub(super) fn copy_in(&self, lane: StreamIndex, to_wake: &ToWake) -> Result<(), SleepError> {
         self.clear_slots(lane)?;
         let (driver, stream) = (&self.shared.streams.driver, self.shared.streams.get(lane).id());
         let stores: HashMap<StoreId, &Store> = to_wake.stores.iter().map(|store| (store.id, store)).collect();
@@ -110,23 +110,23 @@ impl<D: Driver> Inner<D> {
     }
 
     /// A store for so many bytes, if there are any, whose memory is taken from the budget.
-    fn new_store(&self, backup: Backup, bytes: u64) -> Result<Option<Store>, AllocError> {
+    fn new_store(&self, backup: Backup, bytes: u64) -> Result<Option<Store>, SleepError> {
         let driver = &self.shared.streams.driver;
         if bytes == 0 {
             return Ok(None);
         }
         let kept = if driver.host_memory_has_bytes() { bytes } else { 0 };
         let in_memory =
-            |medium: Result<Medium, AllocError>| medium.inspect_err(|_| self.shared.host_budget.give_back(bytes));
+            |medium: Result<Medium, SleepError>| medium.inspect_err(|_| self.shared.host_budget.give_back(bytes));
         let medium = match backup {
             Backup::Discard => return Ok(None),
             Backup::Pinned => {
                 self.take_host_memory(bytes)?;
-                in_memory(driver.host_alloc(bytes).map(Medium::Pinned).map_err(AllocError::from))?
+                in_memory(driver.host_alloc(bytes).map(Medium::Pinned).map_err(SleepError::from))?
             }
             Backup::Pageable => {
                 self.take_host_memory(bytes)?;
-                let memory = Pageable::new(kept).map_err(|_| AllocError::HostMemory { bytes, left: 0 });
+                let memory = Pageable::new(kept).map_err(|_| SleepError::HostMemory { bytes, left: 0 });
                 in_memory(memory.map(|memory| Medium::Unpinned(Arc::new(Unpinned::Pageable(memory)))))?
             }
             Backup::File => {
@@ -137,8 +137,8 @@ impl<D: Driver> Inner<D> {
         Ok(Some(Store::new(medium, bytes)))
     }
 
-    fn take_host_memory(&self, bytes: u64) -> Result<(), AllocError> {
-        self.shared.host_budget.take(bytes).map_err(|left| AllocError::HostMemory { bytes, left })
+    fn take_host_memory(&self, bytes: u64) -> Result<(), SleepError> {
+        self.shared.host_budget.take(bytes).map_err(|left| SleepError::HostMemory { bytes, left })
     }
 
     /// The bytes of a slot for what passes through.
@@ -167,8 +167,8 @@ impl<D: Driver> Inner<D> {
         &self,
         lane: StreamIndex,
         slot_bytes: u64,
-        pass: impl FnOnce(&[HostMemory]) -> Result<(), AllocError>,
-    ) -> Result<(), AllocError> {
+        pass: impl FnOnce(&[HostMemory]) -> Result<(), SleepError>,
+    ) -> Result<(), SleepError> {
         let slots = self.shared.ring.open(&self.shared.streams.driver, &self.shared.host_budget, slot_bytes)?;
         let passed = pass(&slots);
         if passed.is_ok() || self.wait_for(lane).is_ok() {
@@ -178,10 +178,10 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Copies loads to the slots in turns, and writes each out while the next one is copied.
-    fn pass_out(&self, lane: StreamIndex, loads: &[Load<'_>], slots: &[HostMemory]) -> Result<(), AllocError> {
+    fn pass_out(&self, lane: StreamIndex, loads: &[Load<'_>], slots: &[HostMemory]) -> Result<(), SleepError> {
         let (driver, stream) = (&self.shared.streams.driver, self.shared.streams.get(lane).id());
         let progress = self.shared.streams.progress(Some(lane));
-        let write_out = |(load, slot, mark): (&Load<'_>, HostMemory, u64)| -> Result<(), AllocError> {
+        let write_out = |(load, slot, mark): (&Load<'_>, HostMemory, u64)| -> Result<(), SleepError> {
             progress.wait_for_mark(mark)?;
             for Move { store, place, at, bytes } in &load.moves {
                 let mut written = Ok(());
@@ -203,7 +203,7 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Reads loads into the slots in turns, each while the one before is copied from the other slot.
-    fn pass_in(&self, lane: StreamIndex, loads: &[Load<'_>], slots: &[HostMemory]) -> Result<(), AllocError> {
+    fn pass_in(&self, lane: StreamIndex, loads: &[Load<'_>], slots: &[HostMemory]) -> Result<(), SleepError> {
         let (driver, stream) = (&self.shared.streams.driver, self.shared.streams.get(lane).id());
         let progress = self.shared.streams.progress(Some(lane));
         let mut marks: VecDeque<u64> = VecDeque::new();

@@ -1,6 +1,6 @@
 //! A sleep in steps, so that several allocators fall asleep together.
 
-use super::super::error::AllocError;
+use super::super::error::{AllocError, SleepError};
 use super::super::slow_path::{Excluded, FellAsleep, SlowPath};
 use super::super::stores::Backup;
 use super::super::{Allocator, Inner};
@@ -39,7 +39,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As `sleep`. Everything is awake.
-    pub fn begin_sleep(&self, backup: Backup) -> Result<FallingAsleep<'_, D>, AllocError> {
+    pub fn begin_sleep(&self, backup: Backup) -> Result<FallingAsleep<'_, D>, SleepError> {
         MapListeners::expect_outside()?;
         let inner = &*self.inner;
         let mut falling = FallingAsleep {
@@ -64,7 +64,7 @@ impl<D: Driver> FallingAsleep<'_, D> {
     ///
     /// # Errors
     /// As [`Allocator::sleep`]. Everything is awake; only what the driver refuses to map again is asleep.
-    pub fn unmap(&mut self) -> Result<(), AllocError> {
+    pub fn unmap(&mut self) -> Result<(), SleepError> {
         while let Some(lane) = self.lane.filter(|_| !self.is_unmapped) {
             // Awake unless all of it is unmapped.
             self.lane = None;
@@ -83,13 +83,13 @@ impl<D: Driver> FallingAsleep<'_, D> {
     ///
     /// # Errors
     /// As `unmap`. Once that was called, only [`AllocError::Forked`] and the error with which the device was lost.
-    pub fn finish(mut self) -> Result<Slept, AllocError> {
+    pub fn finish(mut self) -> Result<Slept, SleepError> {
         self.unmap()?;
         let is_unmapped = self.lane.take().is_some();
         let release = |path: &mut SlowPath<'_, D>| {
             let asleep_bytes = if is_unmapped { path.release_unmapped() } else { 0 };
             path.trim_idle(0);
-            Ok((asleep_bytes, path.awake_beside_regions()))
+            Ok::<_, AllocError>((asleep_bytes, path.awake_beside_regions()))
         };
         let (asleep_bytes, beside) = self.inner.door.enter(&self.inner.shared, release)?;
         self.slept.asleep_bytes = asleep_bytes;
@@ -98,10 +98,10 @@ impl<D: Driver> FallingAsleep<'_, D> {
         Ok(self.slept)
     }
 
-    fn mark_and_copy(&mut self) -> Result<(), AllocError> {
+    fn mark_and_copy(&mut self) -> Result<(), SleepError> {
         let fall = |path: &mut SlowPath<'_, D>| {
             let lane = path.lane()?;
-            Ok((lane, path.fall_asleep(lane, self.backup, &self.excluded)?))
+            Ok::<_, AllocError>((lane, path.fall_asleep(lane, self.backup, &self.excluded)?))
         };
         let (lane, (left_awake, marked)) = self.inner.door.enter(&self.inner.shared, fall)?;
         self.slept = Slept { left_awake, ..Slept::default() };

@@ -11,7 +11,9 @@ mod waking;
 pub use falling::FallingAsleep;
 pub use waking::Waking;
 
+#[cfg(doc)]
 use super::error::AllocError;
+use super::error::{BackupError, SleepError};
 use super::reports::Asleep;
 use super::slow_path::{LeftAwake, Span};
 use super::stores::{Backup, Medium, Unpinned};
@@ -90,12 +92,12 @@ impl<D: Driver> Allocator<D> {
     /// Stays awake: what is pinned, growable ranges and registered blocks. [`Slept::left_awake`] counts all that is held still.
     ///
     /// # Errors
-    /// [`AllocError::CannotWait`] during a capture, [`AllocError::HostMemory`] where the [budget](super::Builder::host_budget),
-    /// or the host, has too little memory for a backup, [`AllocError::BackupFile`] where a file cannot have it,
+    /// [`AllocError::CannotWait`] during a capture, [`SleepError::HostMemory`] where the [budget](super::Builder::host_budget),
+    /// or the host, has too little memory for a backup, [`SleepError::BackupFile`] where a file cannot have it,
     /// [`AllocError::Forked`], [`AllocError::InListener`], and those of the driver. Everything is awake then; only if the
     /// driver in addition refuses to map again what it has unmapped, that is asleep ([`Stats::asleep_bytes`](super::Stats))
     /// until the next wake.
-    pub fn sleep(&self, backup: Backup) -> Result<Slept, AllocError> {
+    pub fn sleep(&self, backup: Backup) -> Result<Slept, SleepError> {
         self.begin_sleep(backup)?.finish()
     }
 
@@ -111,9 +113,9 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`AllocError::OutOfMemory`] with the report on a request of so many bytes, [`AllocError::CannotWait`] during a capture,
-    /// [`AllocError::BackupFile`] where a file cannot be read, [`AllocError::Forked`], [`AllocError::InListener`], and those of
+    /// [`SleepError::BackupFile`] where a file cannot be read, [`AllocError::Forked`], [`AllocError::InListener`], and those of
     /// the driver. Everything is asleep as before.
-    pub fn wake(&self, how: impl Into<Wake>) -> Result<Woken, AllocError> {
+    pub fn wake(&self, how: impl Into<Wake>) -> Result<Woken, SleepError> {
         let how = how.into();
         self.begin_wake(how.wait)?.finish(how.retain)
     }
@@ -126,15 +128,15 @@ impl<D: Driver> Allocator<D> {
     /// another `read` that is under way; `read` must not start one.
     ///
     /// # Errors
-    /// [`AllocError::BackupInParts`] where only some of the bytes are in a backup, or not one behind the other: a chunk under
-    /// the allocation has stayed awake, for example. [`AllocError::BackupInFile`] where they are in a file.
+    /// [`BackupError::InParts`] where only some of the bytes are in a backup, or not one behind the other: a chunk under
+    /// the allocation has stayed awake, for example. [`BackupError::InFile`] where they are in a file.
     /// [`AllocError::Forked`], [`AllocError::InListener`], and the driver's where its copies have no bytes.
     pub fn backup_at<T>(
         &self,
         addr: DeviceAddr,
         bytes: u64,
         read: impl FnOnce(&[u8]) -> T,
-    ) -> Result<Option<T>, AllocError> {
+    ) -> Result<Option<T>, BackupError> {
         self.inner.backup_at(addr, bytes, read)
     }
 }
@@ -145,7 +147,7 @@ impl<D: Driver> Inner<D> {
         addr: DeviceAddr,
         bytes: u64,
         read: impl FnOnce(&[u8]) -> T,
-    ) -> Result<Option<T>, AllocError> {
+    ) -> Result<Option<T>, BackupError> {
         MapListeners::expect_outside()?;
         // Backups are written to and freed under this lock alone.
         let _alone = self.sleeping.lock();
@@ -159,7 +161,7 @@ impl<D: Driver> Inner<D> {
             Medium::Unpinned(unpinned) => match &**unpinned {
                 Unpinned::Pageable(memory) if driver.host_memory_has_bytes() => memory.show(offset, bytes, once),
                 Unpinned::Pageable(_) => return Err(no_bytes().into()),
-                Unpinned::File(_) => return Err(AllocError::BackupInFile { addr, bytes }),
+                Unpinned::File(_) => return Err(BackupError::InFile { addr, bytes }),
             },
         }
         Ok(result)

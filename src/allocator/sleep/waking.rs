@@ -1,6 +1,6 @@
 //! A wake in steps, so that several allocators wake together.
 
-use super::super::error::AllocError;
+use super::super::error::{AllocError, SleepError};
 use super::super::slow_path::ToWake;
 use super::super::{Allocator, Inner};
 use super::{FIRST_PAUSE, LONGEST_PAUSE, Woken};
@@ -32,7 +32,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As `wake`. Everything is asleep as before.
-    pub fn begin_wake(&self, wait: Duration) -> Result<Waking<'_, D>, AllocError> {
+    pub fn begin_wake(&self, wait: Duration) -> Result<Waking<'_, D>, SleepError> {
         MapListeners::expect_outside()?;
         let inner = &*self.inner;
         let alone = inner.sleeping.lock();
@@ -46,7 +46,7 @@ impl<D: Driver> Waking<'_, D> {
     ///
     /// # Errors
     /// The driver's. Dropped then, everything is asleep as before.
-    pub fn copy(&mut self) -> Result<(), AllocError> {
+    pub fn copy(&mut self) -> Result<(), SleepError> {
         if let (Some((lane, to_wake)), false) = (&self.mapped, self.is_copied) {
             self.inner.copy_in(*lane, to_wake)?;
             self.is_copied = true;
@@ -58,12 +58,12 @@ impl<D: Driver> Waking<'_, D> {
     ///
     /// # Errors
     /// As `copy`. Once that was called, only [`AllocError::Forked`] and the error with which the device was lost.
-    pub fn finish(mut self, retain: bool) -> Result<Woken, AllocError> {
+    pub fn finish(mut self, retain: bool) -> Result<Woken, SleepError> {
         self.copy()?;
         let Some((_, to_wake)) = self.mapped.take() else { return Ok(Woken::default()) };
         self.inner.door.enter(&self.inner.shared, |path| {
             path.get_up(retain);
-            Ok(())
+            Ok::<_, AllocError>(())
         })?;
         let copied_bytes = to_wake.copies.iter().map(|(_, span)| span.bytes).sum();
         Ok(Woken { mapped_bytes: to_wake.bytes, copied_bytes })

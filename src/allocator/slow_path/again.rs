@@ -2,7 +2,7 @@
 //! memory. Nothing is created or mapped for it: the memory at the address is free there, or was moved elsewhere in the meantime
 //! and is free at that place.
 
-use super::super::error::{AllocError, facts_of};
+use super::super::error::{AllocAgainError, AllocError, facts_of};
 use super::super::request::Request;
 use super::super::streams::directory::Owner;
 use super::super::streams::region::Region;
@@ -31,8 +31,8 @@ impl<D: Driver> SlowPath<'_, D> {
     /// Allocates at an address.
     ///
     /// # Errors
-    /// [`AllocError::NotFree`], [`AllocError::CannotWait`] and the driver's; nothing has changed.
-    pub fn alloc_again(&mut self, wanted: Wanted, request: Request) -> Result<(), AllocError> {
+    /// [`AllocAgainError::NotFree`], [`AllocError::CannotWait`] and the driver's; nothing has changed.
+    pub fn alloc_again(&mut self, wanted: Wanted, request: Request) -> Result<(), AllocAgainError> {
         self.settle_pending()?;
         loop {
             let passed = self.wait_for_owner(wanted, request)?;
@@ -153,7 +153,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Why the bytes cannot be had.
-    fn not_free(&self, wanted: Wanted, request: Request) -> AllocError {
+    fn not_free(&self, wanted: Wanted, request: Request) -> AllocAgainError {
         let state = self.shared.streams.get(wanted.owner.stream).lock();
         let region = state.regions.get(wanted.owner.region);
         let is_asleep = |region: &Region, block: &Block| {
@@ -162,7 +162,7 @@ impl<D: Driver> SlowPath<'_, D> {
         };
         let first = |region: &Region| blocks_of(region, wanted, request).find(|block| block.state != BlockState::Free);
         if region.is_some_and(|region| first(region).is_some_and(|block| is_asleep(region, &block))) {
-            return AllocError::Asleep { addr: wanted.addr, bytes: request.requested };
+            return AllocAgainError::Asleep { addr: wanted.addr, bytes: request.requested };
         }
         let in_the_way = region.and_then(|region| {
             let block = first(region)?;
@@ -175,7 +175,7 @@ impl<D: Driver> SlowPath<'_, D> {
             })
         });
         let facts = in_the_way.unwrap_or(super::super::error::AddressFacts::NeverAllocated);
-        AllocError::NotFree { addr: wanted.addr, bytes: request.requested, facts }
+        AllocAgainError::NotFree { addr: wanted.addr, bytes: request.requested, facts }
     }
 }
 

@@ -45,7 +45,7 @@ pub use sleep::{Excluded, FellAsleep, LeftAwake, Marked, Span, ToWake};
 pub use teardown::Users;
 pub use trim::Trimmed;
 
-use super::error::AllocError;
+use super::error::{AllocError, WithAlloc};
 use super::request::Request;
 use super::rules::Rules;
 use super::shared::{Budget, Shared};
@@ -99,12 +99,12 @@ impl Door {
     /// # Errors
     /// [`AllocError::InListener`] on a thread that is inside, [`AllocError::Forked`] in a forked process, the error with which the
     /// device was lost, and those of `work`.
-    pub fn enter<D: Driver, T>(
+    pub fn enter<D: Driver, T, E: WithAlloc>(
         &self,
         shared: &Shared<D>,
-        work: impl FnOnce(&mut SlowPath<'_, D>) -> Result<T, AllocError>,
-    ) -> Result<T, AllocError> {
-        MapListeners::expect_outside()?;
+        work: impl FnOnce(&mut SlowPath<'_, D>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        MapListeners::expect_outside().map_err(AllocError::from)?;
         shared.expect_usable()?;
         let mut path = self.path(shared);
         let mut result = work(&mut path);
@@ -114,7 +114,7 @@ impl Door {
         }
         path.publish();
         drop(path);
-        if let Err(AllocError::OutOfMemory(report)) = &mut result {
+        if let Some(AllocError::OutOfMemory(report)) = result.as_mut().err().and_then(WithAlloc::alloc_mut) {
             // Nobody has to wait for that.
             report.list_largest(&shared.streams);
         }

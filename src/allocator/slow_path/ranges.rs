@@ -1,7 +1,7 @@
 //! Growable ranges: addresses that grow and shrink at their end, without a heap on top. Their chunks come from the same pool and
 //! count against the same budget as those of the regions.
 
-use super::super::error::AllocError;
+use super::super::error::{AllocError, RangeError};
 use super::super::mappings::{Change, Mappings, NewView, view_at};
 use super::super::shared::Shared;
 use super::{Door, SlowPath};
@@ -32,10 +32,10 @@ pub struct GrowableRange {
 }
 
 impl GrowableRange {
-    fn check_addresses(&self, pages: PageCount, requested: u64, page_bytes: u64) -> Result<(), AllocError> {
+    fn check_addresses(&self, pages: PageCount, requested: u64, page_bytes: u64) -> Result<(), RangeError> {
         let left = if self.given_up { PageCount::ZERO } else { self.pages - self.mapped };
         if self.given_up || pages > left {
-            return Err(AllocError::RangeFull { requested, available: left.bytes(page_bytes) });
+            return Err(RangeError::Full { requested, available: left.bytes(page_bytes) });
         }
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Door {
                 return Ok(false);
             }
             path.vacate(range.segment)?;
-            Ok(true)
+            Ok::<_, AllocError>(true)
         });
         if !matches!(gone, Ok(true)) {
             let bytes = range.pages.bytes(shared.geometry.page_bytes);
@@ -99,7 +99,7 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Maps at least `bytes` more at the end of a range.
-    pub fn grow_range(&mut self, range: &mut GrowableRange, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+    pub fn grow_range(&mut self, range: &mut GrowableRange, bytes: u64, stream: StreamId) -> Result<(), RangeError> {
         let user = self.shared.streams.find_or_add(stream)?.index;
         self.given = Some(user);
         let wanted = PageCount::covering(bytes, self.page_bytes());
@@ -146,7 +146,7 @@ impl<D: Driver> SlowPath<'_, D> {
         from: &mut GrowableRange,
         bytes: u64,
         stream: StreamId,
-    ) -> Result<u64, AllocError> {
+    ) -> Result<u64, RangeError> {
         let page_bytes = self.page_bytes();
         let user = self.shared.streams.find_or_add(stream)?.index;
         self.given = Some(user);
@@ -300,7 +300,7 @@ impl<D: Driver> SlowPath<'_, D> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::error::AllocError;
+    use super::super::super::error::{AllocError, RangeError};
     use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{DriverCall, DriverErrorKind, Fault, FaultDriver, ModelConfig, ModelDriver, WorkDriver};
     use crate::units::StreamId;
@@ -382,10 +382,10 @@ mod tests {
             allocator.free(blocks[0]).unwrap();
             let mut range = allocator.reserve_range(4 * PAGE).unwrap();
             let refused = match registered {
-                true => allocator.alloc_registered(4 * PAGE, MAIN).map(drop),
+                true => allocator.alloc_registered(4 * PAGE, MAIN).map(drop).map_err(RangeError::from),
                 false => range.grow(4 * PAGE, MAIN),
             };
-            assert!(matches!(&refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
+            assert!(matches!(&refused, Err(RangeError::Alloc(AllocError::OutOfMemory(_)))), "{refused:?}");
             assert_eq!(allocator.stats().driver_calls[DriverCall::MemoryInfo], 2, "registered: {registered}");
             allocator.check();
             allocator.free(blocks[1]).unwrap();
@@ -400,7 +400,7 @@ mod tests {
             driver.arm(Fault::nth(0, DriverErrorKind::OutOfMemory).only([DriverCall::Create]).from_then_on());
             let mut range = allocator.reserve_range(4 * PAGE).unwrap();
             let refused = match registered {
-                true => allocator.alloc_registered(PAGE, MAIN).map(drop),
+                true => allocator.alloc_registered(PAGE, MAIN).map(drop).map_err(RangeError::from),
                 false => range.grow(PAGE, MAIN),
             };
             assert!(refused.unwrap_err().report().unwrap().driver_error.is_some());

@@ -8,7 +8,7 @@
 
 use super::{Pool, PoolKind, Pools};
 use crate::driver::DeviceDriver;
-use gapless::allocator::{AllocError, Backup, FallingAsleep, Slept, Waking, Woken};
+use gapless::allocator::{AllocError, Backup, FallingAsleep, SleepError, Slept, Waking, Woken};
 use gapless::{Allocator, DeviceAddr};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -70,20 +70,20 @@ impl<D: DeviceDriver> Pools<D> {
     pub(crate) fn sleep_all<'a>(
         &self,
         members: impl IntoIterator<Item = (&'a Member<D>, Backup)>,
-    ) -> Result<Slept, AllocError> {
+    ) -> Result<Slept, SleepError> {
         let outcome = fall_asleep(members);
         self.share_budget(&mut self.books());
         outcome
     }
 
     /// Wakes several allocators, all of them or none.
-    pub(crate) fn wake_all(&self, members: &[(usize, Member<D>)], retain: bool) -> Result<Woken, AllocError> {
+    pub(crate) fn wake_all(&self, members: &[(usize, Member<D>)], retain: bool) -> Result<Woken, SleepError> {
         let outcome = self.wake_together(members, retain);
         self.share_budget(&mut self.books());
         outcome
     }
 
-    fn wake_together(&self, members: &[(usize, Member<D>)], retain: bool) -> Result<Woken, AllocError> {
+    fn wake_together(&self, members: &[(usize, Member<D>)], retain: bool) -> Result<Woken, SleepError> {
         let mut waking = Vec::with_capacity(members.len());
         for (_, member) in members {
             waking.push(self.begin_wake(member)?);
@@ -99,10 +99,10 @@ impl<D: DeviceDriver> Pools<D> {
     }
 
     /// Maps what is asleep of one allocator, if need be with the memory that others have free.
-    fn begin_wake<'a>(&self, member: &'a Member<D>) -> Result<Waking<'a, D>, AllocError> {
+    fn begin_wake<'a>(&self, member: &'a Member<D>) -> Result<Waking<'a, D>, SleepError> {
         self.lend_to(member);
         let outcome = member.allocator().begin_wake(Duration::ZERO);
-        if !matches!(&outcome, Err(AllocError::OutOfMemory(_))) {
+        if !matches!(&outcome, Err(SleepError::Alloc(AllocError::OutOfMemory(_)))) {
             return outcome;
         }
         self.close_condemned(None);
@@ -154,7 +154,7 @@ impl<D: DeviceDriver> Pools<D> {
 /// Puts allocators to sleep. Those that have begun are awake again where one cannot.
 fn fall_asleep<'a, D: DeviceDriver>(
     members: impl IntoIterator<Item = (&'a Member<D>, Backup)>,
-) -> Result<Slept, AllocError> {
+) -> Result<Slept, SleepError> {
     let mut falling = Vec::new();
     for (member, backup) in members {
         falling.push(member.allocator().begin_sleep(backup)?);

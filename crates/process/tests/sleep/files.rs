@@ -2,7 +2,7 @@
 
 use super::world::{Filled, World};
 use super::{CACHE, MORE_WEIGHTS, NOW, WEIGHTS, is_short};
-use gapless::allocator::{AllocError, Backup, BackupFileError};
+use gapless::allocator::{Backup, BackupError, BackupFileError, SleepError};
 use gapless::driver::DriverCall;
 use gapless::units::MIB;
 use gapless_process::{Error, PoolKind};
@@ -70,7 +70,7 @@ fn all_pools_sleep_in_the_directory_of_the_configuration() {
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
     assert!(unnamed(&directory).is_some());
     let refused = device.backup_at(blocks[0].addr, 1, |_| ()).unwrap_err();
-    assert!(matches!(refused, Error::Alloc(AllocError::BackupInFile { .. })), "{refused}");
+    assert!(matches!(refused, Error::Backup(BackupError::InFile { .. })), "{refused}");
     device.wake(None, NOW).unwrap();
     world.expect(&blocks);
     world.check();
@@ -126,7 +126,7 @@ fn a_write_that_fails_leaves_everything_awake() {
         };
         // With what the file was before.
         drop(broken);
-        let is_full = matches!(&refused, Error::Alloc(AllocError::BackupFile(BackupFileError::NoSpace { .. })));
+        let is_full = matches!(&refused, Error::Sleep(SleepError::BackupFile(BackupFileError::NoSpace { .. })));
         assert!(is_full, "{refused}");
         assert_eq!((world.asleep(), world.reserved(), unnamed(&directory)), (0, before, None));
         assert_eq!(device.allocator().host_budget().taken(), 0);
@@ -148,7 +148,7 @@ fn a_read_that_fails_leaves_everything_asleep() {
     let broken = Broken::new(&directory, &tempfile::tempfile().unwrap()).unwrap();
     let refused = device.wake(None, NOW).unwrap_err();
     let is_unread =
-        matches!(&refused, Error::Alloc(AllocError::BackupFile(BackupFileError::Io { action: "read", .. })));
+        matches!(&refused, Error::Sleep(SleepError::BackupFile(BackupFileError::Io { action: "read", .. })));
     assert!(is_unread, "{refused}");
     world.check();
     assert_eq!((world.asleep(), world.reserved()), (asleep, 0));

@@ -3,7 +3,7 @@
 use super::world::{World, add_device};
 use super::{CACHE, LIMIT, MAIN, MORE_WEIGHTS, NOW, WEIGHTS};
 use gapless::StreamId;
-use gapless::allocator::{AllocError, Backup, InListener, MapListener, MappedRange, Refusal};
+use gapless::allocator::{AllocError, Backup, InListener, MapListener, MappedRange, Refusal, SleepError};
 use gapless::driver::{DriverCall, DriverErrorKind, WorkDriver};
 use gapless::units::MIB;
 use gapless_process::{Error, Place, PoolKind, Request};
@@ -88,7 +88,7 @@ fn not_beyond_what_the_host_has_for_it() {
     world.tagged(MORE_WEIGHTS, PoolKind::Ordinary, "weights");
     let blocks = [world.filled(Some(WEIGHTS), 4, 1), world.filled(Some(MORE_WEIGHTS), 6, 2)];
     let refused = world.device().sleep(Some("weights"), Backup::Pinned).unwrap_err();
-    assert!(matches!(refused, Error::Alloc(AllocError::HostMemory { .. })), "{refused}");
+    assert!(matches!(refused, Error::Sleep(SleepError::HostMemory { .. })), "{refused}");
     assert_eq!(
         refused.to_string(),
         "a backup of 6 MiB does not fit in the 4 MiB that are left of the host's memory for backups"

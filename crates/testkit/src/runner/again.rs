@@ -7,7 +7,7 @@
 use super::Runner;
 use crate::device::Device;
 use crate::oracle::{Block, Former};
-use gapless::allocator::{AllocError, StreamError};
+use gapless::allocator::{AllocAgainError, AllocError, StreamError};
 use gapless::driver::{PER_THREAD_STREAM, StreamDriver};
 use gapless::units::StreamId;
 
@@ -25,15 +25,17 @@ impl<D: Device> Runner<D> {
         let since = self.driver.inner().created();
         match self.allocator().alloc_again(former.addr, former.bytes) {
             Ok(()) => self.take_back(former, is_gone, other, since),
-            Err(AllocError::NotFree { addr, bytes, .. }) => {
+            Err(AllocAgainError::NotFree { addr, bytes, .. }) => {
                 assert_eq!((addr, bytes), (former.addr, former.bytes));
             }
-            Err(AllocError::CannotWait { .. }) if self.may_be_capturing() => {}
-            Err(AllocError::Asleep { .. }) if self.allocator().stats().asleep_bytes > 0 => {}
+            Err(AllocAgainError::Alloc(AllocError::CannotWait { .. })) if self.may_be_capturing() => {}
+            Err(AllocAgainError::Asleep { .. }) if self.allocator().stats().asleep_bytes > 0 => {}
             Err(error) => {
                 let cause = match &error {
-                    AllocError::Driver(cause) | AllocError::OutOfMappings { source: cause, .. } => cause,
-                    AllocError::Stream(StreamError::Foreign { source, .. }) => source,
+                    AllocAgainError::Alloc(
+                        AllocError::Driver(cause) | AllocError::OutOfMappings { source: cause, .. },
+                    ) => cause,
+                    AllocAgainError::Alloc(AllocError::Stream(StreamError::Foreign { source, .. })) => source,
                     other => panic!("alloc_again returned {other}"),
                 };
                 self.expect_injected(cause);

@@ -4,7 +4,7 @@ use super::Runner;
 use crate::device::Device;
 use crate::op::Op;
 use crate::oracle::{Range, RangePage};
-use gapless::allocator::{AllocError, StreamError};
+use gapless::allocator::{AllocError, RangeError, StreamError};
 use gapless::driver::WorkDriver;
 use gapless::units::{DeviceAddr, StreamId};
 
@@ -48,9 +48,11 @@ impl<D: Device> Runner<D> {
     /// change.
     pub fn ranges_refuse(&mut self, refusal: impl Fn(&AllocError) -> bool) -> bool {
         let stream = self.stream(0);
-        let refused = |result: Result<(), AllocError>| matches!(&result, Err(error) if refusal(error));
         let ranges = &mut self.instance_mut().ranges;
-        ranges.iter_mut().all(|range| refused(range.grow(1, stream)) && refused(range.shrink(u64::MAX).map(|_| ())))
+        ranges.iter_mut().all(|range| {
+            matches!(range.grow(1, stream), Err(RangeError::Alloc(error)) if refusal(&error))
+                && range.shrink(u64::MAX).is_err_and(|error| refusal(&error))
+        })
     }
 
     fn with_range(&mut self, number: u8, act: impl FnOnce(&mut Self, usize)) {
@@ -87,7 +89,7 @@ impl<D: Device> Runner<D> {
         let held = self.allocator().reserved_bytes();
         let result = self.instance_mut().ranges[index].grow(bytes, stream);
         if self.is_displaced(stream) {
-            self.expect_displaced(result);
+            self.expect_range_displaced(result);
             return false;
         }
         let error = match result {
@@ -104,12 +106,14 @@ impl<D: Device> Runner<D> {
                 }
                 return true;
             }
-            Err(error) => error,
+            Err(RangeError::Alloc(error)) => error,
+            Err(full) => {
+                let range = &self.instance().oracle.ranges[index];
+                let has_room = pages <= range.reserved_pages - range.pages.len() as u64;
+                assert!(!has_room && matches!(full, RangeError::Full { .. }), "{full}");
+                return false;
+            }
         };
-        if matches!(error, AllocError::RangeFull { .. }) {
-            let range = &self.instance().oracle.ranges[index];
-            assert!(pages > range.reserved_pages - range.pages.len() as u64, "{error}");
-        }
         if self.waits_for_capture(&error) {
             assert_eq!(self.allocator().reserved_bytes(), held, "invariant 6: a refused growth kept memory");
             return false;
@@ -165,7 +169,7 @@ impl<D: Device> Runner<D> {
         match taker.take_from(giver, pages * page_bytes, stream) {
             // Nothing to move: the stream does not matter.
             Ok(0) if displaced => {}
-            result if displaced => self.expect_displaced(result.map(|_| ())),
+            result if displaced => self.expect_range_displaced(result.map(|_| ())),
             Ok(bytes) => {
                 let moved = usize::try_from(bytes / page_bytes).expect("few pages");
                 let theirs = &mut instance.oracle.ranges[from].pages;
@@ -181,15 +185,15 @@ impl<D: Device> Runner<D> {
                 }
                 self.verify_pages(to, start);
             }
-            Err(AllocError::RangeFull { requested, .. }) => {
+            Err(RangeError::Full { requested, .. }) => {
                 assert!(requested / page_bytes > unmapped_pages, "{requested} bytes fit in {unmapped_pages} pages");
             }
-            Err(error) if self.waits_for_capture(&error) => {}
-            Err(
+            Err(RangeError::Alloc(error)) if self.waits_for_capture(&error) => {}
+            Err(RangeError::Alloc(
                 AllocError::Driver(error)
                 | AllocError::OutOfMappings { source: error, .. }
                 | AllocError::Stream(StreamError::Foreign { source: error, .. }),
-            ) => {
+            )) => {
                 self.expect_injected(&error);
                 if self.struck() {
                     self.recover();
@@ -258,6 +262,15 @@ impl<D: Device> Runner<D> {
     }
 
     /// Returns `true` if a call failed because it would have to wait for a stream that is being captured.
+    fn expect_range_displaced(&self, result: Result<(), RangeError>) {
+        match result {
+            Err(RangeError::Alloc(error)) => self.expect_displaced(Err(error)),
+            // What is wrong besides may be said first.
+            Err(RangeError::Full { .. }) => {}
+            other => panic!("a stream of another context was handed in: {other:?}"),
+        }
+    }
+
     fn waits_for_capture(&self, error: &AllocError) -> bool {
         self.may_be_capturing() && matches!(error, AllocError::CannotWait { .. })
     }

@@ -9,7 +9,7 @@ use super::instance::Instance;
 use crate::device::Device;
 use crate::kept::Kept;
 use crate::op::CurrentContext;
-use gapless::allocator::{AllocError, CloseError, FreeError, StreamError};
+use gapless::allocator::{AllocError, CloseError, FreeError, RangeError, StreamError};
 use gapless::driver::{DriverError, DriverErrorKind, WorkDriver};
 
 impl<D: Device> Runner<D> {
@@ -70,8 +70,9 @@ impl<D: Device> Runner<D> {
         let stream = self.streams[0];
         for range in &mut self.instance_mut().ranges {
             match range.grow(page, stream) {
-                Err(AllocError::RangeFull { .. }) => {}
-                grown => expect_reset(&grown.expect_err("the driver was asked")),
+                Err(RangeError::Full { .. }) => {}
+                Err(RangeError::Alloc(error)) => expect_reset(&error),
+                other => panic!("the driver was asked: {other:?}"),
             }
             if let Err(error) = range.shrink(page) {
                 expect_reset(&error);

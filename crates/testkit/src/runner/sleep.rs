@@ -3,9 +3,10 @@
 use super::Runner;
 use super::instance::Instance;
 use crate::device::Device;
+use crate::errors::of_sleep;
 use crate::graphs::Left;
 use crate::oracle::Block;
-use gapless::allocator::{AllocError, Backup, StreamError, Wake};
+use gapless::allocator::{AllocError, Backup, BackupError, StreamError, Wake};
 use gapless::driver::{DriverErrorKind, MemoryDriver, pattern_byte};
 use gapless::units::DeviceAddr;
 use std::collections::BTreeSet;
@@ -22,7 +23,7 @@ impl<D: Device> Runner<D> {
         let had_memory = self.with_memory(&live);
         let was_asleep = self.allocator().stats().asleep_bytes;
         let left = self.write_free_memory();
-        let slept = match self.allocator().sleep(backup) {
+        let slept = match self.allocator().sleep(backup).map_err(of_sleep) {
             Ok(slept) => slept,
             Err(error) => {
                 if self.excuse_sleep(&error) {
@@ -81,10 +82,10 @@ impl<D: Device> Runner<D> {
         let left = self.write_free_memory();
         let allocator = self.allocator().clone();
         let begin = || {
-            let mut falling = allocator.begin_sleep(backup)?;
+            let mut falling = allocator.begin_sleep(backup).map_err(of_sleep)?;
             allocator.check();
             if unmaps {
-                falling.unmap()?;
+                falling.unmap().map_err(of_sleep)?;
                 allocator.check();
             }
             Ok(())
@@ -130,9 +131,9 @@ impl<D: Device> Runner<D> {
         let before = self.allocator().stats();
         let allocator = self.allocator().clone();
         let begin = || {
-            let mut waking = allocator.begin_wake(Duration::ZERO)?;
+            let mut waking = allocator.begin_wake(Duration::ZERO).map_err(of_sleep)?;
             allocator.check();
-            if copies { waking.copy() } else { Ok(()) }
+            if copies { waking.copy().map_err(of_sleep) } else { Ok(()) }
         };
         let mut begun = begin();
         if begun.is_ok() && self.struck() {
@@ -187,12 +188,12 @@ impl<D: Device> Runner<D> {
                 block.backup.map(|seed| sample.all(|(offset, byte)| *byte == pattern_byte(seed, offset)))
             };
             match self.allocator().backup_at(block.addr, block.bytes, is_right) {
-                Ok(None | Some(None)) | Err(AllocError::BackupInParts { .. } | AllocError::BackupInFile { .. }) => {}
+                Ok(None | Some(None)) | Err(BackupError::InParts { .. } | BackupError::InFile { .. }) => {}
                 Ok(Some(Some(right))) => {
                     assert!(right || is_pool, "invariant 12: the backup of {block:?}");
                     shown_bytes += block.bytes;
                 }
-                Err(AllocError::Driver(error)) if error.kind == DriverErrorKind::NotSupported => {}
+                Err(BackupError::Alloc(AllocError::Driver(error))) if error.kind == DriverErrorKind::NotSupported => {}
                 Err(error) => panic!("a backup is shown: {error}"),
             }
         }
@@ -203,7 +204,7 @@ impl<D: Device> Runner<D> {
     pub(crate) fn wake(&mut self, retain: bool) {
         let needed = self.allocator().stats().asleep_bytes;
         let held = self.allocator().reserved_bytes();
-        match self.allocator().wake(Wake { wait: Duration::ZERO, retain }) {
+        match self.allocator().wake(Wake { wait: Duration::ZERO, retain }).map_err(of_sleep) {
             Ok(woken) => {
                 assert!(woken.mapped_bytes <= needed, "{woken:?} of {needed} bytes");
                 assert_eq!(self.allocator().stats().asleep_bytes, 0);

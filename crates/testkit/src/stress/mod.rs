@@ -20,7 +20,7 @@ use crate::op::CurrentContext;
 use crate::oracle::{Subject, keep};
 use crate::witness::Witness;
 use gapless::Allocator;
-use gapless::allocator::{AllocError, CloseError, Stats, StreamError, VirtualRange};
+use gapless::allocator::{AllocError, CloseError, RangeError, Stats, StreamError, VirtualRange};
 use gapless::driver::{DriverErrorKind, Fault, FaultDriver, HoldStreams, PER_THREAD_STREAM, StreamDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
@@ -323,9 +323,10 @@ impl<D: Device> Shared<'_, D> {
                             result.expect("invariant 2: a range can be written");
                         }
                     }
-                    Err(AllocError::OutOfMemory(_)) => self.note_refusal(),
-                    Err(AllocError::RangeFull { .. }) => {}
-                    Err(error) => self.expect_injected(&error),
+                    Err(RangeError::Alloc(AllocError::OutOfMemory(_))) => self.note_refusal(),
+                    Err(RangeError::Full { .. }) => {}
+                    Err(RangeError::Alloc(error)) => self.expect_injected(&error),
+                    Err(other) => panic!("grow answered {other}"),
                 }
             }
             (4, [first, ..]) => {
@@ -341,7 +342,7 @@ impl<D: Device> Shared<'_, D> {
                     self.witness().order(earlier, stream).expect("streams can be ordered");
                 }
                 match to.range.take_from(&mut from.range, pages * page, stream) {
-                    Ok(0) | Err(AllocError::RangeFull { .. }) => {}
+                    Ok(0) | Err(RangeError::Full { .. }) => {}
                     Ok(bytes) => {
                         let moved = usize::try_from(bytes / page).expect("few pages");
                         let first = from.seeds.len() - moved;
@@ -349,7 +350,8 @@ impl<D: Device> Shared<'_, D> {
                         (to.last_user, from.last_user) = (stream, stream);
                         self.verify_range(to);
                     }
-                    Err(error) => self.expect_injected(&error),
+                    Err(RangeError::Alloc(error)) => self.expect_injected(&error),
+                    Err(other) => panic!("take_from answered {other}"),
                 }
             }
             (7, [_, ..]) => {

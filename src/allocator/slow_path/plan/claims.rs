@@ -154,6 +154,7 @@ mod tests {
     use super::super::super::SlowPath;
     use super::super::{Allowance, Copies, plan};
     use super::*;
+    use crate::allocator::AllocError;
     use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{ModelConfig, ModelDriver, WorkDriver};
     use crate::heap::{Block, GRANULE};
@@ -218,7 +219,7 @@ mod tests {
                 let plan = plan(&path.mapper, &mut path.states(), copies, &passed, goal).expect("there are chunks");
                 assert_eq!((plan.start, plan.sources().count()), (0, 4));
                 work(path, plan);
-                Ok(())
+                Ok::<_, AllocError>(())
             });
             entered.unwrap();
         }

@@ -186,6 +186,7 @@ mod tests {
     use super::super::super::super::rules::Rules;
     use super::super::{Allowance, Recreation};
     use super::*;
+    use crate::allocator::AllocError;
     use crate::allocator::Allocator;
     use crate::driver::ModelDriver;
     use crate::heap::GRANULE;
@@ -218,7 +219,7 @@ mod tests {
             copies.target(&mut path.states(), &goal);
             meanwhile(&allocator, block);
             any = copies.catch_up(&path.mapper, &mut States::together(&inner.shared.streams), &goal);
-            Ok(())
+            Ok::<_, AllocError>(())
         });
         entered.unwrap();
         any

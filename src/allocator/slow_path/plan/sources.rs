@@ -204,6 +204,7 @@ fn copy_runs(
 mod tests {
     use super::super::super::super::kind::RegionKind;
     use super::*;
+    use crate::allocator::AllocError;
     use crate::allocator::{Allocator, ChunkPolicy};
     use crate::driver::{ModelConfig, ModelDriver};
     use crate::units::{GIB, MIB, StreamId};
@@ -239,7 +240,7 @@ mod tests {
             runs.extend(all_free_runs(&mut path.states(), PAGE));
             let pages = FreePages::in_runs(&path.mapper, &runs);
             assert_eq!((pages.in_free_chunks, pages.beside_others), (PageCount(5), PageCount::ZERO));
-            Ok(())
+            Ok::<_, AllocError>(())
         });
         entered.unwrap();
         allocator.free(last).unwrap();

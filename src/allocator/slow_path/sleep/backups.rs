@@ -11,7 +11,7 @@
 //! - B2  no two parts have bytes at one place, and each has its bytes in a store that is there.
 //! - B3  a store that was retained has bytes of a part that is on record, or asleep.
 
-use super::super::super::error::AllocError;
+use super::super::super::error::BackupError;
 use super::super::super::stores::{Backup, Store, StoreId};
 use super::super::super::streams::directory::Owner;
 use super::super::{Door, SlowPath};
@@ -64,8 +64,8 @@ impl<D: Driver> SlowPath<'_, D> {
     /// byte of it is in a backup.
     ///
     /// # Errors
-    /// [`AllocError::BackupInParts`].
-    pub fn place_in_backup(&self, addr: DeviceAddr, bytes: u64) -> Result<Option<(Store, u64)>, AllocError> {
+    /// [`BackupError::InParts`].
+    pub fn place_in_backup(&self, addr: DeviceAddr, bytes: u64) -> Result<Option<(Store, u64)>, BackupError> {
         let range = addr.0..addr.0.saturating_add(bytes.max(1));
         let touches =
             |start: DeviceAddr, bytes: u64| start.0 < range.end && range.start < start.0.saturating_add(bytes);
@@ -86,7 +86,7 @@ impl<D: Driver> SlowPath<'_, D> {
         of_one.sort_unstable_by_key(|(_, span)| span.addr);
         let span = Span::joined(of_one.into_iter())[0];
         if range.start < span.addr.0 || span.addr.0 + span.bytes < range.end {
-            return Err(AllocError::BackupInParts { addr, bytes });
+            return Err(BackupError::InParts { addr, bytes });
         }
         let store = self.mapper.asleep().stores().find(|other| other.id == store).expect("the store is there");
         Ok(Some((store.clone(), span.place + (addr.0 - span.addr.0))))

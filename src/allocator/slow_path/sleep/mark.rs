@@ -294,7 +294,7 @@ fn blocks_where(region: &Region, range: &Range<u64>, is_it: impl Fn(BlockState) 
 
 #[cfg(test)]
 mod tests {
-    use crate::allocator::error::AllocError;
+    use crate::allocator::error::{AllocError, SleepError};
     use crate::allocator::{Allocator, Backup};
     use crate::driver::{DriverCall, DriverError, DriverErrorKind, WorkDriver};
     use crate::testing::busy;
@@ -392,7 +392,10 @@ mod tests {
             }
         });
         let refused = allocator.sleep(Backup::Pinned).unwrap_err();
-        assert!(matches!(&refused, AllocError::Driver(error) if error.call == DriverCall::StreamWait), "{refused}");
+        assert!(
+            matches!(&refused, SleepError::Alloc(AllocError::Driver(error)) if error.call == DriverCall::StreamWait),
+            "{refused}"
+        );
         driver.meanwhile(|_| Ok(()));
         allocator.check();
         let early = allocator.alloc_raw(3 << 20, home).unwrap();

@@ -387,7 +387,7 @@ pub fn over(stream: StreamIndex) -> Fence {
 
 #[cfg(test)]
 mod tests {
-    use crate::allocator::error::AllocError;
+    use crate::allocator::error::{AllocError, SleepError};
     use crate::allocator::{Allocator, Backup, ChunkPolicy};
     use crate::driver::{DriverCall, DriverError, DriverErrorKind, HoldStreams, ModelConfig, ModelDriver, WorkDriver};
     use crate::testing::busy;
@@ -459,7 +459,10 @@ mod tests {
         });
         let refused = allocator.sleep(Backup::Pinned).unwrap_err();
         driver.meanwhile(|_| Ok(()));
-        assert!(matches!(&refused, AllocError::Driver(error) if error.call == DriverCall::CopyOut), "{refused}");
+        assert!(
+            matches!(&refused, SleepError::Alloc(AllocError::Driver(error)) if error.call == DriverCall::CopyOut),
+            "{refused}"
+        );
         allocator.check();
         drop(allocator.pin(block).unwrap());
         driver.inner().end_capture(other);
