@@ -22,8 +22,8 @@ pub const GAPLESS_ERROR_INVALID_ARGUMENT: gapless_status = 1;
 pub const GAPLESS_ERROR_INVALID_HANDLE: gapless_status = 2;
 /// There is not enough memory; gapless_last_error_report_json explains why.
 pub const GAPLESS_ERROR_OUT_OF_MEMORY: gapless_status = 3;
-/// More bytes than the addresses that are reserved for a stream, see region_bytes, or than a growable range has left. Freeing memory
-/// does not help.
+/// More bytes than the addresses that are reserved for a stream, see region_bytes, or than a growable range has left. Freeing
+/// memory does not help.
 pub const GAPLESS_ERROR_TOO_LARGE: gapless_status = 4;
 /// No live allocation starts at the pointer: freed before, inside an allocation, or not from here.
 pub const GAPLESS_ERROR_NOT_ALLOCATED: gapless_status = 5;

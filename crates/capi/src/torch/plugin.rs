@@ -77,8 +77,8 @@ unsafe fn fail(out_of_memory: bool) {
     unsafe { handler(gapless_last_error(), i32::from(out_of_memory)) };
 }
 
-/// A failed request in PyTorch's words, which log scrapers and tests look for, and then gapless's. PyTorch has one failure for a lack
-/// of memory and of addresses.
+/// A failed request in PyTorch's words, which log scrapers and tests look for, and then gapless's. PyTorch has one failure for a
+/// lack of memory and of addresses.
 pub(crate) fn worded(device: &Device<CudaDriver>, bytes: u64, error: AllocError) -> Failure {
     let explanation = match &error {
         AllocError::OutOfMemory(report) => report.explanation().to_string(),
