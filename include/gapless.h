@@ -239,8 +239,8 @@ typedef int32_t (*gapless_map_callback)(void *context, int32_t device, void *poi
 /* There is not enough memory; gapless_last_error_report_json explains why. */
 #define GAPLESS_ERROR_OUT_OF_MEMORY 3
 
-/* More bytes than the addresses that are reserved for a stream, see region_bytes, or than a growable range has left. Freeing memory
- * does not help. */
+/* More bytes than the addresses that are reserved for a stream, see region_bytes, or than a growable range has left. Freeing
+ * memory does not help. */
 #define GAPLESS_ERROR_TOO_LARGE 4
 
 /* No live allocation starts at the pointer: freed before, inside an allocation, or not from here. */
