@@ -120,38 +120,48 @@ fn check(workspace: &Workspace, prefix: &Path) -> Result<(), Failure> {
             let mut command = workspace.command(compiler[0]);
             command.args(&compiler[1..]).args(["-Wall", "-Wextra", "-Werror", source, "-o"]).arg(&program).args(&flags);
             process::run(&mut command)?;
-            try_out(&format!("{source}, {way}"), &mut workspace.command(&program), folder.path(), &moved)?;
+            try_out(&format!("{source}, {way}"), &mut workspace.command(&program), folder.path(), Some(&moved))?;
         }
     }
 
-    let (source, build) = (folder.path().join("project"), folder.path().join("build"));
+    let installed = format!("find_package(gapless {} REQUIRED)", env!("CARGO_PKG_VERSION"));
+    let prefix = format!("-DCMAKE_PREFIX_PATH={}", moved.display());
+    check_cmake(workspace, folder.path(), "CMake", &installed, &prefix)?;
+    let fetched = format!(
+        "include(FetchContent)\nFetchContent_Declare(gapless SOURCE_DIR {} SOURCE_SUBDIR crates/capi)\n\
+         FetchContent_MakeAvailable(gapless)",
+        workspace.path("").display()
+    );
+    let target = format!("-DGAPLESS_TARGET_DIR={}", workspace.target("").display());
+    check_cmake(workspace, folder.path(), "CMake's FetchContent", &fetched, &target)
+}
+
+/// Builds the first programs with CMake, where `found` makes its targets, and runs them.
+fn check_cmake(workspace: &Workspace, folder: &Path, way: &str, found: &str, setting: &str) -> Result<(), Failure> {
+    let inside = files::temporary_folder()?;
+    let (source, build) = (inside.path().join("project"), inside.path().join("build"));
     files::create_folder(&source)?;
     for (program, _) in PROGRAMS {
         let path = workspace.path(program);
         files::copy(&path, &source.join(files::name(&path)))?;
     }
-    files::write(&source.join("CMakeLists.txt"), &project())?;
+    files::write(&source.join("CMakeLists.txt"), &project(found))?;
     let mut configure = workspace.command("cmake");
-    configure.arg("-S").arg(&source).arg("-B").arg(&build);
-    configure.arg(format!("-DCMAKE_PREFIX_PATH={}", moved.display()));
-    process::output(&mut configure)?;
+    process::output(configure.arg("-S").arg(&source).arg("-B").arg(&build).arg(setting))?;
     process::output(workspace.command("cmake").arg("--build").arg(&build))?;
     for (program, _) in PROGRAMS {
-        for (way, library) in [("shared library, CMake", "shared"), ("static library, CMake", "static")] {
-            let built = build.join(format!("{}_{library}", files::name(Path::new(program))));
-            try_out(&format!("{program}, {way}"), &mut workspace.command(built), folder.path(), &moved)?;
+        for library in ["shared", "static"] {
+            let mut built = workspace.command(build.join(format!("{}_{library}", files::name(Path::new(program)))));
+            try_out(&format!("{program}, {library} library, {way}"), &mut built, folder, None)?;
         }
     }
     Ok(())
 }
 
 /// A project with a target for each program on each of the libraries.
-fn project() -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    let mut project = format!(
-        "cmake_minimum_required(VERSION 3.16)\nproject(check C CXX)\nset(CMAKE_CXX_STANDARD 17)\n\
-         find_package(gapless {version} REQUIRED)\n"
-    );
+fn project(found: &str) -> String {
+    let mut project =
+        format!("cmake_minimum_required(VERSION 3.18)\nproject(check C CXX)\nset(CMAKE_CXX_STANDARD 17)\n{found}\n");
     for (program, _) in PROGRAMS {
         let source = files::name(Path::new(program));
         for (library, target) in [("shared", "gapless::gapless"), ("static", "gapless::static")] {
@@ -182,12 +192,34 @@ fn check_line_tables(workspace: &Workspace, library: &Path) -> Result<(), Failur
     Ok(())
 }
 
-fn try_out(way: &str, program: &mut Command, driver: &Path, installed: &Path) -> Result<(), Failure> {
-    program.env("LD_LIBRARY_PATH", format!("{}:{}", driver.display(), installed.join("lib").display()));
+/// Runs a program over the simulated driver. `installed` is where it finds gapless, where it does not know that by itself.
+fn try_out(way: &str, program: &mut Command, driver: &Path, installed: Option<&Path>) -> Result<(), Failure> {
+    let folders = [Some(driver.to_owned()), installed.map(|prefix| prefix.join("lib"))];
+    let folders =
+        std::env::join_paths(folders.into_iter().flatten()).map_err(|error| Failure::new(error.to_string()))?;
+    program.env("LD_LIBRARY_PATH", folders);
     let told = process::output(program)?;
     if !told.contains("\nreport: ") {
         return Err(Failure::new(format!("{way}: the program said\n{told}")));
     }
     println!("{way}: built and run");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A source folder has the targets of an installed library, with the same names and needs.
+    #[test]
+    fn the_targets_of_a_source_folder_are_those_of_an_installed_library() {
+        let workspace = Workspace::find().unwrap();
+        let fetched = files::read(&workspace.path("crates/capi/CMakeLists.txt")).unwrap();
+        let installed = files::read(&workspace.path(TEMPLATES).join("gaplessConfig.cmake.in")).unwrap();
+        for target in ["gapless::gapless SHARED", "gapless::static STATIC"] {
+            assert!([&fetched, &installed].iter().all(|text| text.contains(target)), "{target}");
+        }
+        assert!(fetched.contains(&format!("set(_gapless_soname {SONAME})")));
+        assert!(fetched.contains(&format!("INTERFACE_LINK_LIBRARIES \"{}\"", SYSTEM_LIBRARIES.join(" "))));
+    }
 }
