@@ -24,12 +24,39 @@
 //! # }
 //! ```
 //!
-//! Where to start:
+//! On a GPU:
 //!
-//! - [`Allocator`] allocates and frees; [`Buffer`] frees itself. [`Builder`] has the settings.
-//! - [`driver`] has the drivers: [`CudaDriver`](driver::cuda::CudaDriver) for a GPU, [`ModelDriver`](driver::ModelDriver) and
-//!   [`HostDriver`](driver::HostDriver) for a machine without one.
-//! - [`allocator`] has statistics, snapshots, the out-of-memory report, errors, and ranges of addresses without a heap.
+//! ```no_run
+//! use gapless::{CudaAllocator, StreamId};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let allocator = CudaAllocator::open(0)?;
+//! let buffer = allocator.alloc(1 << 30, StreamId::DEFAULT)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which type do I need?
+//!
+//! | for | type |
+//! | --- | --- |
+//! | memory of a GPU | [`CudaAllocator`]; with settings, [`CudaDriver`](driver::cuda::CudaDriver) and [`Allocator::builder`] |
+//! | memory that frees itself | [`Buffer`], from [`Allocator::alloc`] |
+//! | addresses for a runtime of one's own | [`Allocator::alloc_raw`] and [`Allocator::free`] |
+//! | memory that grows in place | [`VirtualRange`](allocator::VirtualRange), from [`Allocator::reserve_range`] |
+//! | memory for network cards | [`RegisteredBlock`](allocator::RegisteredBlock), from [`Allocator::alloc_registered`] |
+//! | memory that gives way to another process for a while | [`Allocator::sleep`] and [`Allocator::wake`] |
+//! | a GPU without virtual memory management | [`PlainAllocator`](allocator::PlainAllocator) |
+//! | tests without a GPU | [`ModelDriver`](driver::ModelDriver), which has no bytes, and [`HostDriver`](driver::HostDriver) |
+//! | another device | a [`Driver`](driver::Driver) of one's own |
+//! | several devices, pools of graphs, PyTorch, C | the crate `gapless-process`, and `gapless.h` |
+//!
+//! [`allocator`] has statistics, snapshots, the out-of-memory report and errors as well.
+//!
+//! # Examples
+//!
+//! In [`examples`](https://docs.rs/crate/gapless/latest/source/examples/): `with_cudarc.rs`, `with_cust.rs`,
+//! `with_cuda_driver_sys.rs` and `cubecl_storage.rs` show gapless beside other crates.
 //!
 //! # Features
 //!
@@ -54,7 +81,7 @@ mod sync;
 mod testing;
 pub mod units;
 
-pub use allocator::{Allocator, Buffer, Builder, ChunkPolicy, GRANULE};
+pub use allocator::{Allocator, Buffer, Builder, ChunkPolicy, CudaAllocator, GRANULE};
 pub use process::ProcessIdentity;
 pub use units::{ByteSize, DeviceAddr, StreamId};
 

@@ -2,6 +2,7 @@
 
 use super::reports::{LiveAllocation, OutOfMemory};
 use super::stores::BackupFileError;
+use crate::driver::cuda::OpenError;
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::heap::BlockState;
 use crate::segment::listeners::InListener;
@@ -20,6 +21,9 @@ pub enum BuildError {
         /// Why it cannot be used.
         reason: String,
     },
+    /// The device could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),

@@ -19,6 +19,7 @@
 
 mod buffer;
 mod builder;
+mod cuda;
 mod error;
 mod geometry;
 mod host_budget;
@@ -52,6 +53,7 @@ pub use crate::physical::ChunkPolicy;
 pub use crate::segment::listeners::{InListener, ListenerId, MapListener, MapListeners, MappedRange, Refusal};
 pub use buffer::Buffer;
 pub use builder::{Builder, DEFAULT_SLACK};
+pub use cuda::CudaAllocator;
 pub use error::{
     AddressFacts, AllocAgainError, AllocError, BackupError, BuildError, CloseError, FreeError, RangeError, SleepError,
     StreamError,
@@ -364,7 +366,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Whether anything else keeps the allocator, so that [`close`](Self::close) would return [`CloseError::InUse`]: a clone, a
     /// [`Pin`], a [`Buffer`], a [`VirtualRange`], a [`RegisteredBlock`], a [`WatchedStream`] or a [`StreamMark`].
-    pub fn is_shared(&self) -> bool {
+    pub fn has_other_owners(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 

@@ -154,7 +154,8 @@ impl From<StreamError> for Failure {
 
 impl From<BuildError> for Failure {
     fn from(error: BuildError) -> Self {
-        let status = match &error {
+        let status = match error {
+            BuildError::Open(error) => return error.into(),
             BuildError::Driver(_) => GAPLESS_ERROR_DRIVER,
             _ => GAPLESS_ERROR_INVALID_ARGUMENT,
         };

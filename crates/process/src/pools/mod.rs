@@ -414,7 +414,7 @@ impl<D: DeviceDriver> Pools<D> {
         let (taken, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut *list).into_iter().partition(|pool| {
             // A request that came late may have memory in it, or be about to: whoever is inside has a reference.
             // A pinned block outlives its free.
-            pool.is_condemned() && pool.is_done() && Arc::strong_count(pool) == 1 && !pool.allocator.is_shared()
+            pool.is_condemned() && pool.is_done() && Arc::strong_count(pool) == 1 && !pool.allocator.has_other_owners()
         });
         *list = kept;
         self.count.store(list.len(), Ordering::Release);
