@@ -1,6 +1,6 @@
 //! gapless as the storage of a runtime's memory pools, with the interface of CubeCL's `ComputeStorage`: allocate a
 //! handle, resolve it to a resource when work is launched, free it, flush. Runs on the simulated device; a runtime
-//! would use `CudaDriver::open(0)` instead.
+//! would use `<dyn DeviceAllocator>::open`, which has an allocator for every GPU.
 //!
 //! `cargo run --example cubecl_storage`
 //!
@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use gapless::allocator::{AllocError, FreeError};
-use gapless::driver::{Driver, ModelConfig, ModelDriver};
+use gapless::allocator::{AllocError, DeviceAllocator, FreeError};
+use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::MIB;
 use gapless::{Allocator, DeviceAddr, StreamId};
 
@@ -42,8 +42,8 @@ trait ComputeStorage {
     fn flush(&mut self);
 }
 
-struct GaplessStorage<D: Driver> {
-    allocator: Allocator<D>,
+struct GaplessStorage {
+    allocator: Arc<dyn DeviceAllocator>,
     stream: StreamId,
     allocations: HashMap<u64, DeviceAddr>,
     next_id: u64,
@@ -51,8 +51,8 @@ struct GaplessStorage<D: Driver> {
     freed: Vec<DeviceAddr>,
 }
 
-impl<D: Driver> GaplessStorage<D> {
-    fn new(allocator: Allocator<D>, stream: StreamId) -> Self {
+impl GaplessStorage {
+    fn new(allocator: Arc<dyn DeviceAllocator>, stream: StreamId) -> Self {
         Self { allocator, stream, allocations: HashMap::new(), next_id: 0, freed: Vec::new() }
     }
 
@@ -61,7 +61,7 @@ impl<D: Driver> GaplessStorage<D> {
     }
 }
 
-impl<D: Driver> ComputeStorage for GaplessStorage<D> {
+impl ComputeStorage for GaplessStorage {
     type Error = AllocError;
 
     fn alignment(&self) -> u64 {
@@ -95,7 +95,7 @@ impl<D: Driver> ComputeStorage for GaplessStorage<D> {
 fn main() -> Result<(), Box<dyn Error>> {
     let driver = ModelDriver::new(ModelConfig { capacity_bytes: 256 * MIB, ..ModelConfig::default() });
     let allocator = Allocator::builder(Arc::new(driver)).build()?;
-    let mut storage = GaplessStorage::new(allocator.clone(), StreamId::DEFAULT);
+    let mut storage = GaplessStorage::new(Arc::new(allocator.clone()), StreamId::DEFAULT);
 
     // Fill the device with pages of one size, then free every second one.
     let pages: Vec<StorageHandle> = (0..16).map(|_| storage.alloc(16 * MIB)).collect::<Result<_, _>>()?;

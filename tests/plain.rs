@@ -2,7 +2,7 @@
 
 mod simulated;
 
-use gapless::allocator::PlainAllocator;
+use gapless::allocator::{DeviceAllocator, PlainAllocator};
 use gapless::driver::cuda::{CudaDriver, PlainDevice};
 use gapless::units::MIB;
 use gapless::{GRANULE, StreamId};
@@ -15,6 +15,30 @@ fn open() -> PlainDevice {
 fn with_device(test: &str, faults: &str, body: impl FnOnce()) {
     let settings = [("GAPLESS_SIM_NO_VMM", "1"), ("GAPLESS_SIM_CAPACITY", "64MiB"), ("GAPLESS_SIM_FAIL", faults)];
     with_settings(test, &settings, body);
+}
+
+/// Opens what the device can have, which remaps memory or not, and makes the trait's calls.
+fn make_every_call(remaps: bool) {
+    let allocator = <dyn DeviceAllocator>::open(CudaDriver::builder().library(library())).unwrap();
+    assert_eq!(allocator.remaps(), remaps);
+    let block = allocator.alloc_raw(5 * MIB, StreamId::DEFAULT).unwrap();
+    allocator.record_stream(block, StreamId::DEFAULT).unwrap();
+    assert_eq!(allocator.stats().live_bytes, 5 * MIB);
+    allocator.free(block).unwrap();
+    allocator.free(block).unwrap_err();
+    allocator.record_stream(block, StreamId::DEFAULT).unwrap_err();
+    assert!(allocator.alloc_raw(65 * MIB, StreamId::DEFAULT).unwrap_err().report().is_some());
+}
+
+#[test]
+fn a_device_without_virtual_memory_has_the_plain_allocator() {
+    with_device("a_device_without_virtual_memory_has_the_plain_allocator", "", || make_every_call(false));
+}
+
+#[test]
+fn a_device_with_virtual_memory_has_the_allocator() {
+    let settings = [("GAPLESS_SIM_CAPACITY", "64MiB")];
+    with_settings("a_device_with_virtual_memory_has_the_allocator", &settings, || make_every_call(true));
 }
 
 #[test]

@@ -20,6 +20,7 @@
 mod buffer;
 mod builder;
 mod cuda;
+mod device_allocator;
 mod error;
 mod geometry;
 mod host_budget;
@@ -54,6 +55,7 @@ pub use crate::segment::listeners::{InListener, ListenerId, MapListener, MapList
 pub use buffer::Buffer;
 pub use builder::{Builder, DEFAULT_SLACK};
 pub use cuda::CudaAllocator;
+pub use device_allocator::DeviceAllocator;
 pub use error::{
     AddressFacts, AllocAgainError, AllocError, BackupError, BuildError, CloseError, FreeError, RangeError, SleepError,
     StreamError,

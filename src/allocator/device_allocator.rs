@@ -1,0 +1,115 @@
+//! Allocators of either kind behind one trait: with virtual memory management, and without.
+
+use super::cuda::CudaAllocator;
+use super::error::{AllocError, BuildError, FreeError};
+use super::plain::PlainAllocator;
+use super::reports::Stats;
+use super::{Allocator, Builder};
+use crate::driver::Driver;
+use crate::driver::cuda::{CudaBuilder, OpenError};
+use crate::units::{DeviceAddr, StreamId};
+use std::sync::Arc;
+
+/// What every allocator of a device can do, by address, so that a program need not know which one it has.
+///
+/// ```
+/// use gapless::allocator::DeviceAllocator;
+/// use gapless::driver::ModelDriver;
+/// use gapless::{Allocator, StreamId};
+/// use std::sync::Arc;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let allocator: Arc<dyn DeviceAllocator> = Arc::new(Allocator::builder(Arc::new(ModelDriver::default())).build()?);
+/// let addr = allocator.alloc_raw(1 << 20, StreamId::DEFAULT)?;
+/// assert_eq!(allocator.stats().live_bytes, 1 << 20);
+/// allocator.free(addr)?;
+/// # Ok(())
+/// # }
+/// ```
+pub trait DeviceAllocator: Send + Sync {
+    /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`](super::GRANULE) bytes, for the caller to free.
+    ///
+    /// # Errors
+    /// [`AllocError`]; nothing has changed.
+    fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError>;
+
+    /// Frees an allocation, which work that was queued before may still use.
+    ///
+    /// # Errors
+    /// [`FreeError`] when no live allocation starts at `addr`; nothing has changed.
+    fn free(&self, addr: DeviceAddr) -> Result<(), FreeError>;
+
+    /// Records that `stream` also uses the allocation.
+    ///
+    /// # Errors
+    /// As [`free`](Self::free), and [`FreeError::Stream`].
+    fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError>;
+
+    /// Figures.
+    fn stats(&self) -> Stats;
+
+    /// Whether free memory is mapped where a request needs it. Where it is not, a request fails that finds no contiguous memory.
+    fn remaps(&self) -> bool;
+}
+
+impl<D: Driver> DeviceAllocator for Allocator<D> {
+    fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+        Self::alloc_raw(self, bytes, stream)
+    }
+
+    fn free(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        Self::free(self, addr)
+    }
+
+    fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
+        Self::record_stream(self, addr, stream)
+    }
+
+    fn stats(&self) -> Stats {
+        Self::stats(self)
+    }
+
+    fn remaps(&self) -> bool {
+        true
+    }
+}
+
+impl DeviceAllocator for PlainAllocator {
+    fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
+        Self::alloc_raw(self, bytes, stream)
+    }
+
+    fn free(&self, addr: DeviceAddr) -> Result<(), FreeError> {
+        Self::free(self, addr)
+    }
+
+    fn record_stream(&self, addr: DeviceAddr, stream: StreamId) -> Result<(), FreeError> {
+        Self::record_stream(self, addr, stream)
+    }
+
+    fn stats(&self) -> Stats {
+        Self::stats(self)
+    }
+
+    fn remaps(&self) -> bool {
+        false
+    }
+}
+
+impl dyn DeviceAllocator {
+    /// Opens a GPU and builds an allocator on it with the default settings: a [`CudaAllocator`], or a [`PlainAllocator`] where the
+    /// device has no virtual memory management.
+    ///
+    /// # Errors
+    /// [`BuildError::Open`], [`BuildError::Driver`].
+    pub fn open(device: CudaBuilder) -> Result<Arc<Self>, BuildError> {
+        match device.clone().open() {
+            Ok(driver) => {
+                let allocator: CudaAllocator = Builder::new(Arc::new(driver)).build()?;
+                Ok(Arc::new(allocator))
+            }
+            Err(OpenError::NoVmm { .. }) => Ok(Arc::new(PlainAllocator::new(device.open_plain()?))),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
