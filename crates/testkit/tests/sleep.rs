@@ -32,7 +32,7 @@ fn nothing_is_lost<D: Device>(cases: u32, most: usize) -> Summary {
 
 /// The same of pools, whose graphs use freed memory and stale addresses.
 fn nothing_of_graphs_is_lost<D: Device>(cases: u32, most: usize) {
-    let any = prop_oneof![6 => op(D::PAGE_BYTES), 1 => kept_op(), 2 => graph_op(), 5 => sleep_op()];
+    let any = prop_oneof![6 => op(D::PAGE_BYTES), 1 => kept_op(), 4 => graph_op(), 5 => sleep_op()];
     let ops = prop::collection::vec(any, 1..most).prop_map(|mut ops| {
         ops.insert(0, Op::OpenPool);
         ops

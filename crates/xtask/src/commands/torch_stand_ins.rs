@@ -132,6 +132,11 @@ impl StandIns {
         files::copy(&workspace.target("release/libgapless_capi.so"), &self.path("libgapless.so"))
     }
 
+    /// The folder of CUDA's headers.
+    pub fn cuda_headers(&self) -> &Path {
+        &self.headers.cuda
+    }
+
     /// Compiles a source of C++ that calls PyTorch's own interface.
     pub fn compile_on_torch(&self, workspace: &Workspace, source: &str, library: &str) -> Result<PathBuf, Failure> {
         let library = self.path(library);

@@ -24,6 +24,9 @@ pub struct TorchArguments {
     /// Time pairs of an allocation and a free through PyTorch's C++ entry, in place of the tests
     #[arg(long)]
     time_pairs: bool,
+    /// Time random allocations on resources of RMM and on gapless's, in place of the tests
+    #[arg(long)]
+    time_rmm: bool,
     /// Run PyTorch's own test_cuda.py natively and on gapless, in place of the tests
     #[arg(long, value_name = "SOURCES")]
     pytorch_tests: Option<PathBuf>,
@@ -60,6 +63,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
         || arguments.programs
         || arguments.viewer.is_some()
         || arguments.pytorch_tests.is_some()
+        || arguments.time_rmm
         || arguments.time_pairs;
     if !is_chosen {
         // The package runs it for advice.
@@ -106,6 +110,9 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
             tests.arg("python/tests/native/pytorch_tests.py").arg(files::given(sources)?.join("test"));
             process::run(tests.args(&arguments.arguments))
         });
+    }
+    if arguments.time_rmm {
+        parts.step("RMM", || guests::time_rmm(workspace, &stand_ins, &workspace.installed("torch-modules")));
     }
     if arguments.time_pairs || arguments.table {
         parts.step("times of pairs", || time_pairs(workspace, &stand_ins));
