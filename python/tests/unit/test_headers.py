@@ -37,7 +37,8 @@ def test_numbers_have_the_names_and_values_of_the_headers(numbers):
 
 
 def test_every_number_of_the_headers_has_a_place():
-    elsewhere = {"GAPLESS_OK", "GAPLESS_SHARE_HANDLE_BYTES"}
+    versions = {f"GAPLESS_VERSION_{part}" for part in ("MAJOR", "MINOR", "PATCH")}
+    elsewhere = {"GAPLESS_OK", "GAPLESS_SHARE_HANDLE_BYTES"} | versions
     assert {name for name in HEADERS.numbers if not name.startswith(tuple(PREFIXES.values()))} == elsewhere
     enums = {its for its in vars(_numbers).values() if isinstance(its, type) and issubclass(its, enum.Enum)}
     assert enums == set(PREFIXES)
