@@ -113,7 +113,7 @@ fn the_peak_is_dealt_without_losing_it() {
         }
         allocator.reset_peaks();
         let clone = allocator.clone();
-        let thread = loom::thread::spawn(move || clone.alloc(PAGE, other).unwrap());
+        let thread = loom::thread::spawn(move || clone.alloc_raw(PAGE, other).unwrap());
         let one = allocator.alloc_raw(PAGE, StreamId::DEFAULT).unwrap();
         let two = thread.join().unwrap();
         for addr in [one, two] {
