@@ -1,10 +1,9 @@
 //! Allocators of either kind behind one trait: with virtual memory management, and without.
 
-use super::cuda::CudaAllocator;
+use super::Allocator;
 use super::error::{AllocError, BuildError, FreeError};
 use super::plain::PlainAllocator;
 use super::reports::Stats;
-use super::{Allocator, Builder};
 use crate::driver::Driver;
 use crate::driver::cuda::{CudaBuilder, OpenError};
 use crate::units::{DeviceAddr, StreamId};
@@ -97,17 +96,14 @@ impl DeviceAllocator for PlainAllocator {
 }
 
 impl dyn DeviceAllocator {
-    /// Opens a GPU and builds an allocator on it with the default settings: a [`CudaAllocator`], or a [`PlainAllocator`] where the
-    /// device has no virtual memory management.
+    /// Opens a GPU and builds an allocator on it with the default settings: a [`CudaAllocator`](super::CudaAllocator), or a
+    /// [`PlainAllocator`] where the device has no virtual memory management.
     ///
     /// # Errors
     /// [`BuildError::Open`], [`BuildError::Driver`].
     pub fn open(device: CudaBuilder) -> Result<Arc<Self>, BuildError> {
         match device.clone().open() {
-            Ok(driver) => {
-                let allocator: CudaAllocator = Builder::new(Arc::new(driver)).build()?;
-                Ok(Arc::new(allocator))
-            }
+            Ok(driver) => Ok(Arc::new(Allocator::builder(Arc::new(driver)).build()?)),
             Err(OpenError::NoVmm { .. }) => Ok(Arc::new(PlainAllocator::new(device.open_plain()?))),
             Err(error) => Err(error.into()),
         }

@@ -5,6 +5,7 @@
 use crate::device::Device;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
+use crate::pools::wants_room;
 use crate::process::Process;
 use crate::ranges::RangeHold;
 use crate::recorded::Request;
@@ -46,10 +47,10 @@ impl<D: DeviceDriver> Device<D> {
         let mut range = range.lock();
         self.settle_over();
         let mut grown = range.grow(bytes, stream);
-        if wants_room(&grown) && self.pools.make_room(&Request::new(bytes, stream)) {
+        if wants_room(&grown, RangeError::report) && self.pools.make_room(&Request::new(bytes, stream)) {
             grown = range.grow(bytes, stream);
         }
-        if wants_room(&grown) && self.foreign.has_deferred() {
+        if wants_room(&grown, RangeError::report) && self.foreign.has_deferred() {
             self.settle_foreign();
             grown = range.grow(bytes, stream);
         }
@@ -126,9 +127,4 @@ impl<D: DeviceDriver> Device<D> {
         drop(self.ranges.remove(addr)?);
         Ok(())
     }
-}
-
-/// Whether a range may grow once there is more memory.
-fn wants_room(grown: &Result<(), RangeError>) -> bool {
-    grown.as_ref().is_err_and(|error| error.report().is_some())
 }

@@ -206,7 +206,7 @@ impl<D: DeviceDriver> Device<D> {
     #[inline]
     fn alloc_from_main(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
         let outcome = request.serve(&self.main.allocator);
-        if wants_room(&outcome) { self.alloc_in_room(request, outcome) } else { outcome }
+        if wants_room(&outcome, AllocError::report) { self.alloc_in_room(request, outcome) } else { outcome }
     }
 
     /// A request that the main allocator has refused: once more with what the pools give back, then from a pool that lends.
@@ -219,7 +219,11 @@ impl<D: DeviceDriver> Device<D> {
         if self.pools.make_room(request) {
             outcome = request.serve(&self.main.allocator);
         }
-        if wants_room(&outcome) { self.pools.alloc_lent(request).unwrap_or(outcome) } else { outcome }
+        if wants_room(&outcome, AllocError::report) {
+            self.pools.alloc_lent(request).unwrap_or(outcome)
+        } else {
+            outcome
+        }
     }
 
     /// Frees an allocation. `bytes` and `stream` are for the history: those of the allocation, or 0 where the front end

@@ -37,11 +37,11 @@ mod sleep;
 use crate::budget::Budget;
 use crate::driver::DeviceDriver;
 use crate::error::Error;
-use crate::recorded::{Request, is_out_of_memory};
+use crate::recorded::Request;
 use crate::settings::Settings;
 use crate::tags::{current_tag, expect_name};
 use books::Books;
-use gapless::allocator::{AllocError, FreeError, MapListeners};
+use gapless::allocator::{AllocError, FreeError, MapListeners, OutOfMemory};
 use gapless::{Allocator, DeviceAddr, StreamId};
 use kind::Declared;
 pub use kind::PoolKind;
@@ -467,6 +467,6 @@ impl<D: DeviceDriver> Pools<D> {
 }
 
 /// Whether a request may be served once there is more memory.
-pub(crate) fn wants_room<T>(outcome: &Result<T, AllocError>) -> bool {
-    outcome.as_ref().is_err_and(|error| is_out_of_memory(error) && error.report().is_some())
+pub(crate) fn wants_room<T, E>(outcome: &Result<T, E>, report: fn(&E) -> Option<&OutOfMemory>) -> bool {
+    outcome.as_ref().err().and_then(report).is_some()
 }

@@ -1,69 +1,28 @@
 //! Published packages over the simulated driver: what they do where a call fails, as `docs/using/sim.md` says it.
 
-use super::torch_stand_ins::StandIns;
 use crate::failure::Failure;
 use crate::workspace::Workspace;
-use crate::{files, process, python, wheels};
+use crate::{process, python, wheels};
 use std::path::Path;
 
 /// The tests that need packages.
 const TESTS: [&str; 3] = ["published", "rmm", "numba"];
 
-/// The last of RMM whose headers need no library of RMM's, one of today, and what they log with.
-const WHEELS: [(&str, &[&str]); 3] = [
-    ("librmm-cu12==25.4.0", &["librmm/include/"]),
-    ("librmm-cu13==26.10.0", &["librmm/include/"]),
-    ("rapids-logger==0.1.19", &["rapids_logger/include/", "rapids_logger/lib64/librapids_logger.so"]),
-];
+/// A wheel, and the beginnings of the files that are taken from it.
+type Wheel = (&'static str, &'static [&'static str]);
+
+/// The last of RMM whose headers need no library of RMM's, and what they log with.
+pub const RMM: Wheel = ("librmm-cu12==25.4.0", &["librmm/include/"]);
+pub const RMM_LOGGER: Wheel =
+    ("rapids-logger==0.1.19", &["rapids_logger/include/", "rapids_logger/lib64/librapids_logger.so"]);
+/// RMM of today.
+const RMM_NOW: Wheel = ("librmm-cu13==26.10.0", &["librmm/include/"]);
 
 const NUMBA: &str = "numba-cuda[cu13]==0.30.4";
 
-/// The program that times RMM's resources, with the numbers of its requests and its rounds.
-const RANDOM: &str = "crates/capi/benches/rmm_random.cpp";
-const REQUESTS: [&str; 3] = ["1000", "10000", "100000"];
-const ROUNDS: &str = "5";
-
-/// Prints what a step of random allocations takes on RMM's resources of 25.4, beside gapless's in the same run.
-pub fn time_rmm(workspace: &Workspace, stand_ins: &StandIns, modules: &Path) -> Result<(), Failure> {
-    let (rmm, logger) = (modules.join(WHEELS[0].0), modules.join(WHEELS[2].0).join("rapids_logger"));
-    for (package, beginnings) in [WHEELS[0], WHEELS[2]] {
-        wheels::unpacked(workspace, package, &modules.join(package), beginnings)?;
-    }
-    stand_ins.optimise(workspace)?;
-    let (folder, program) = (stand_ins.folder(), stand_ins.folder().join("rmm_random"));
-    files::link("libgapless.so", &folder.join("libgapless.so.0"))?;
-    let mut compiler = workspace.command("c++");
-    compiler.args(["-std=c++17", "-O2", "-DNDEBUG", "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"]);
-    for include in ["", "rapids", "rapids/libcudacxx"] {
-        compiler.arg("-isystem").arg(rmm.join("librmm/include").join(include));
-    }
-    compiler.arg("-isystem").arg(logger.join("include")).arg("-isystem").arg(stand_ins.cuda_headers());
-    compiler.args(["-I", "include", RANDOM, "-o"]).arg(&program).arg(folder.join("libcudart-standin.so"));
-    compiler.arg("-L").arg(folder).arg("-L").arg(logger.join("lib64"));
-    process::run(compiler.args(["-lrapids_logger", "-lcuda", "-ldl", "-lgapless"]))?;
-    for requests in REQUESTS {
-        let mut timed = workspace.command(&program);
-        timed.args([requests, ROUNDS]).env("GAPLESS_SIM_CAPACITY", "40GiB");
-        timed.env("LD_LIBRARY_PATH", process::joined(&[folder, &logger.join("lib64")]));
-        let told = process::output(&mut timed)?;
-        println!("{requests} requests, ns a step, and how many times gapless's:");
-        let rows: Vec<(&str, f64)> = told.lines().filter_map(row).collect();
-        let gapless = rows.first().ok_or_else(|| Failure::new(format!("the program said: {told}")))?.1;
-        for (name, nanoseconds) in rows {
-            println!("  {name:20} {nanoseconds:8.0} {:6.2}", nanoseconds / gapless);
-        }
-    }
-    Ok(())
-}
-
-fn row(line: &str) -> Option<(&str, f64)> {
-    let (name, nanoseconds) = line.split_once(' ')?;
-    Some((name, nanoseconds.parse().ok()?))
-}
-
 /// Runs the tests with an environment that has PyTorch, and a folder that has the wheels of modules for it; adds those of others.
 pub fn run(workspace: &Workspace, torch: &Path, modules: &Path) -> Result<(), Failure> {
-    for (package, beginnings) in WHEELS {
+    for (package, beginnings) in [RMM, RMM_NOW, RMM_LOGGER] {
         wheels::unpacked(workspace, package, &modules.join(package), beginnings)?;
     }
     let numba = workspace.installed("numba-env");

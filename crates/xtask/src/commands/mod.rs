@@ -25,6 +25,7 @@ pub mod test_interop;
 pub mod test_page;
 pub mod test_python;
 pub mod test_releases;
+pub mod time_rmm;
 pub mod torch_object;
 pub mod torch_stand_ins;
 pub mod torch_sweeps;

@@ -5,6 +5,7 @@
 
 use super::guests;
 use super::test_page;
+use super::time_rmm;
 use super::torch_stand_ins::StandIns;
 use super::torch_sweeps;
 use crate::failure::Failure;
@@ -112,7 +113,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchArguments) -> Result<(), Fail
         });
     }
     if arguments.time_rmm {
-        parts.step("RMM", || guests::time_rmm(workspace, &stand_ins, &workspace.installed("torch-modules")));
+        parts.step("RMM", || time_rmm::run(workspace, &stand_ins, &workspace.installed("torch-modules")));
     }
     if arguments.time_pairs || arguments.table {
         parts.step("times of pairs", || time_pairs(workspace, &stand_ins));
