@@ -10,13 +10,14 @@ use cuda_driver_sys::{
     CUevent, CUstream, cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2,
     cuStreamCreate, cuStreamDestroy_v2, cuStreamSynchronize,
 };
+use gapless::Allocator;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{EventHandle, StreamDriver};
-use gapless::interop::driver_sys::device_pointer;
-use gapless::{Allocator, StreamId};
+use gapless::interop::driver_sys::{device_pointer, stream_id};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let driver = Arc::new(CudaDriver::open(0)?);
+    // SAFETY: below, it gets events and streams that exist.
+    let driver = Arc::new(unsafe { CudaDriver::open(0) }?);
     let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 << 20).build()?;
     // The raw calls need a current context: the device's primary context, which gapless also uses.
     make_current();
@@ -31,7 +32,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let numbers: Vec<u32> = (0..1000).collect();
     let mut back = vec![0_u32; numbers.len()];
     let bytes = size_of_val(&numbers[..]);
-    let buffer = allocator.alloc(bytes as u64, StreamId::from(stream))?;
+    // SAFETY: it is destroyed at the end, when the allocator is closed.
+    let stream_of_buffer = unsafe { stream_id(stream) };
+    let buffer = allocator.alloc(bytes as u64, stream_of_buffer)?;
     let memory = buffer.addr();
     // SAFETY: both sides are `bytes` bytes long and live until the synchronization below.
     let _ = unsafe { cuMemcpyHtoDAsync_v2(device_pointer(memory), numbers.as_ptr().cast(), bytes, stream) };

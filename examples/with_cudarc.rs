@@ -45,7 +45,8 @@ impl<T> GaplessSlice<T> {
 }
 
 fn id_of(stream: &CudaStream) -> StreamId {
-    StreamId(stream.cu_stream().expose_provenance() as u64)
+    // SAFETY: the stream exists during the calls that get it, and is not kept.
+    unsafe { StreamId::from_raw(stream.cu_stream().expose_provenance() as u64) }
 }
 
 impl<T> DeviceSlice<T> for GaplessSlice<T> {
@@ -75,7 +76,7 @@ impl<T> DevicePtrMut<T> for GaplessSlice<T> {
 fn main() -> Result<(), Box<dyn Error>> {
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
-    let allocator = Allocator::builder(Arc::new(CudaDriver::open(0)?)).budget(64 << 20).build()?;
+    let allocator = CudaDriver::builder().allocator()?.budget(64 << 20).build()?;
 
     let numbers: Vec<u32> = (0..1000).collect();
     let mut slice = GaplessSlice::<u32>::new(&allocator, &stream, numbers.len())?;

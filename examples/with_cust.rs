@@ -4,18 +4,16 @@
 //! `cargo run --features cust --example with_cust`
 
 use std::error::Error;
-use std::sync::Arc;
 
 use cust::event::{Event, EventFlags};
 use cust::memory::{CopyDestination, DeviceSlice};
 use cust::stream::{Stream, StreamFlags, StreamWaitEventFlags};
-use gapless::Allocator;
 use gapless::driver::cuda::CudaDriver;
 use gapless::interop::cust::CustAllocator;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let _context = cust::quick_init()?;
-    let allocator = Allocator::builder(Arc::new(CudaDriver::open(0)?)).budget(64 << 20).build()?;
+    let allocator = CudaDriver::builder().allocator()?.budget(64 << 20).build()?;
     let (first, second) =
         (Stream::new(StreamFlags::NON_BLOCKING, None)?, Stream::new(StreamFlags::NON_BLOCKING, None)?);
 

@@ -9,7 +9,7 @@
 //! use std::sync::Arc;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A simulated device of 1 GiB. On a GPU: `CudaDriver::open(0)?`.
+//! // A simulated device of 1 GiB. On a GPU: `let allocator = CudaAllocator::open(0)?`.
 //! let driver = Arc::new(ModelDriver::new(ModelConfig { capacity_bytes: 1 << 30, ..ModelConfig::default() }));
 //! let allocator = Allocator::builder(driver).build()?;
 //! let stream = StreamId::DEFAULT;
@@ -40,7 +40,7 @@
 //!
 //! | for | type |
 //! | --- | --- |
-//! | memory of a GPU | [`CudaAllocator`]; with settings, [`CudaDriver`](driver::cuda::CudaDriver) and [`Allocator::builder`] |
+//! | memory of a GPU | [`CudaAllocator`]; with settings, [`CudaBuilder::allocator`](driver::cuda::CudaBuilder::allocator) |
 //! | memory that frees itself | [`Buffer`], from [`Allocator::alloc`] |
 //! | addresses for a runtime of one's own | [`Allocator::alloc_raw`] and [`Allocator::free`] |
 //! | memory that grows in place | [`VirtualRange`](allocator::VirtualRange), from [`Allocator::reserve_range`] |

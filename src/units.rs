@@ -49,13 +49,37 @@ impl fmt::Display for DeviceAddr {
 
 /// The handle of a stream: a `CUstream`, or a number given by a simulated driver.
 /// [`StreamId::DEFAULT`] is the device's default stream.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize)]
+///
+/// ```
+/// use gapless::StreamId;
+///
+/// let handle = 0; // in a program, a `CUstream` of its own, as a number
+/// // SAFETY: the default stream is never destroyed.
+/// let stream = unsafe { StreamId::from_raw(handle) };
+/// assert_eq!((stream, stream.as_raw()), (StreamId::DEFAULT, 0));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize)]
 #[serde(transparent)]
-pub struct StreamId(pub u64);
+pub struct StreamId(pub(crate) u64);
 
 impl StreamId {
     /// The default stream (CUDA's legacy default stream, handle 0).
     pub const DEFAULT: Self = Self(0);
+
+    /// Returns the stream that has this handle.
+    ///
+    /// # Safety
+    /// The handle is 0, or of a stream that exists whenever a call gets the value, and for as long as it is
+    /// [kept](crate::Allocator::keep_stream): what a driver does with the handle of a stream that does not exist is undefined.
+    /// Drivers that are [checked](crate::driver::CheckedDriver) take any number.
+    pub const unsafe fn from_raw(handle: u64) -> Self {
+        Self(handle)
+    }
+
+    /// Returns the handle.
+    pub const fn as_raw(self) -> u64 {
+        self.0
+    }
 }
 
 impl fmt::Debug for StreamId {

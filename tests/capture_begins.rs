@@ -32,7 +32,7 @@ struct Capturer {
 impl Capturer {
     fn start() -> Self {
         // The context is there before the thread asks for it, and stays.
-        let driver = CudaDriver::builder().library(library()).open().unwrap();
+        let driver = simulated::open(simulated::builder()).unwrap();
         let ((begin, to_begin), (has_begun, begun)) = (channel::<StreamId>(), channel());
         let ((end, to_end), (has_ended, ended)) = (channel(), channel());
         std::thread::spawn(move || {
@@ -47,7 +47,7 @@ impl Capturer {
             // SAFETY: retained just above.
             unsafe { required.cuCtxSetCurrent(context) };
             for stream in to_begin {
-                let stream: CUstream = std::ptr::with_exposed_provenance_mut(stream.0 as usize);
+                let stream: CUstream = std::ptr::with_exposed_provenance_mut(stream.as_raw() as usize);
                 // SAFETY: a stream of the device.
                 let result =
                     unsafe { optional.cuStreamBeginCapture_v2.as_ref().unwrap()(stream, CUstreamCaptureMode_enum(0)) };
@@ -146,7 +146,7 @@ const CAPTURED: usize = 2;
 
 impl World {
     fn new() -> Self {
-        let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+        let driver = Arc::new(simulated::open(simulated::builder()).unwrap());
         let streams = [(); 3].map(|()| driver.create_stream().unwrap());
         let builder = Allocator::builder(driver).budget(16 * PAGE).chunk_policy(ChunkPolicy::Fixed(PAGE));
         let allocator = builder.build().unwrap();

@@ -18,7 +18,7 @@ const MAIN: StreamId = StreamId::DEFAULT;
 const DEFAULTS: [StreamId; 3] = [MAIN, LEGACY_STREAM, PER_THREAD_STREAM];
 
 fn open(ordinal: u32) -> CudaDriver {
-    CudaDriver::builder().library(library()).device(ordinal).open().unwrap()
+    simulated::open(simulated::builder().device(ordinal)).unwrap()
 }
 
 fn api() -> Required {
@@ -93,7 +93,7 @@ impl Green {
         assert_eq!(unsafe { create(&raw mut context, desc, device, 1) }, 0);
         // SAFETY: as above.
         assert_eq!(unsafe { create_stream(&raw mut stream, context, 1, 0) }, 0);
-        Self { context, stream: StreamId(stream as u64) }
+        Self { context, stream: simulated::stream(stream as u64) }
     }
 
     /// The context as others are handed in.
@@ -178,7 +178,7 @@ fn default_streams_of_another_context_are_told_apart() {
         let mut theirs = std::ptr::null_mut();
         // SAFETY: the out-parameter is a valid pointer for the call.
         assert_eq!(unsafe { api.cuStreamCreate(&raw mut theirs, 1) }, code::CUDA_SUCCESS);
-        let error = driver.check_stream(StreamId(theirs as u64)).unwrap_err();
+        let error = driver.check_stream(simulated::stream(theirs as u64)).unwrap_err();
         assert_eq!(error.kind, DriverErrorKind::InvalidHandle);
         assert_eq!(current(&api), own);
         for context in [std::ptr::null_mut(), primary, other_device] {
@@ -324,7 +324,7 @@ fn a_lost_context_is_what_the_first_message_says() {
 #[test]
 fn an_unknown_handle_is_refused() {
     let driver = open(0);
-    let error = driver.check_stream(StreamId(0xdead_0000)).unwrap_err();
+    let error = driver.check_stream(simulated::stream(0xdead_0000)).unwrap_err();
     assert_eq!(error.kind, DriverErrorKind::InvalidHandle);
     assert!(error.to_string().contains("not a stream of device 0's primary context"), "{error}");
     assert_eq!(driver.granularity(), 2 * MIB);

@@ -28,7 +28,7 @@ const RELAXED: u32 = 2;
 fn api() -> Api {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let driver = CudaDriver::builder().library(library()).open().unwrap();
+    let driver = simulated::open(simulated::builder()).unwrap();
     // SAFETY: the simulated library's functions have the types of cuda.h.
     let required = unsafe { Required::new(library()) }.unwrap();
     // SAFETY: as above.
@@ -46,7 +46,7 @@ fn result_of(error: &DriverError) -> code {
 }
 
 fn raw(stream: StreamId) -> CUstream {
-    std::ptr::with_exposed_provenance_mut(stream.0 as usize)
+    std::ptr::with_exposed_provenance_mut(stream.as_raw() as usize)
 }
 
 impl Api {
@@ -102,7 +102,7 @@ impl Api {
         let mut stream = null_mut();
         // SAFETY: the out-parameter is valid.
         assert_eq!(unsafe { self.required.cuStreamCreate(&raw mut stream, 0) }, code::CUDA_SUCCESS);
-        StreamId(stream as u64)
+        simulated::stream(stream as u64)
     }
 
     fn mapped(&self) -> DeviceAddr {
@@ -258,7 +258,7 @@ fn neither_the_id_nor_the_context_of_a_captured_stream_is_told() {
 #[test]
 fn requests_on_a_captured_stream_leave_the_capture_alone() {
     let api = api();
-    let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+    let driver = Arc::new(simulated::open(simulated::builder()).unwrap());
     for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
         for known in [false, true] {
             for elsewhere in [false, true] {
@@ -296,7 +296,7 @@ fn requests_on_a_captured_stream_leave_the_capture_alone() {
 #[test]
 fn a_stream_that_was_first_seen_in_a_capture_is_known_afterwards() {
     let api = api();
-    let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+    let driver = Arc::new(simulated::open(simulated::builder()).unwrap());
     let main = Allocator::builder(Arc::clone(&driver)).build().unwrap();
     for known in [true, false] {
         let pool = Allocator::builder(Arc::clone(&driver)).keep_mappings().build().unwrap();
@@ -380,7 +380,7 @@ fn a_host_wait_for_an_event_sleeps() {
 #[test]
 fn a_request_that_runs_short_leaves_a_capture_alone() {
     let api = api();
-    let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+    let driver = Arc::new(simulated::open(simulated::builder()).unwrap());
     let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 * MIB).build().unwrap();
     let (kept, gone) = (api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap());
     allocator.keep_stream(kept).unwrap();
@@ -409,7 +409,7 @@ fn a_request_that_runs_short_leaves_a_capture_alone() {
 #[test]
 fn what_was_freed_before_the_last_request_is_waited_for_by_its_event() {
     let api = api();
-    let driver = Arc::new(CudaDriver::builder().library(library()).open().unwrap());
+    let driver = Arc::new(simulated::open(simulated::builder()).unwrap());
     let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 * MIB).build().unwrap();
     let (kept, other, captured) =
         (api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap(), api.driver.create_stream().unwrap());
@@ -433,7 +433,7 @@ fn a_device_can_be_opened_during_a_capture() {
     let stream = api.driver.create_stream().unwrap();
     for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
         api.begin(stream, mode);
-        let opened = CudaDriver::builder().library(library()).open();
+        let opened = simulated::open(simulated::builder());
         api.end(stream).expect("the capture is not touched");
         opened.unwrap();
     }

@@ -69,7 +69,7 @@ fn copies_a_pattern(driver: &CudaDriver) -> bool {
 fn calls_and_copied_bytes_are_counted() {
     with_settings("calls_and_copied_bytes_are_counted", &[], || {
         let counts = Counts::of_the_library();
-        let driver = CudaDriver::builder().library(library()).open().unwrap();
+        let driver = simulated::open(simulated::builder()).unwrap();
         assert!(copies_a_pattern(&driver));
         assert_eq!(counts.of("cuMemMap"), 0, "nothing is counted before it is asked for");
         (counts.restart)();
@@ -88,7 +88,7 @@ fn copies_that_move_no_byte_are_counted_and_checked() {
     let settings = [("GAPLESS_SIM_NO_COPIES", "1")];
     with_settings("copies_that_move_no_byte_are_counted_and_checked", &settings, || {
         let counts = Counts::of_the_library();
-        let driver = CudaDriver::builder().library(library()).open().unwrap();
+        let driver = simulated::open(simulated::builder()).unwrap();
         (counts.restart)();
         assert!(!copies_a_pattern(&driver));
         assert_eq!(["bytes_to_host", "bytes_from_host"].map(|name| counts.of(name)), [2 * MIB, MIB]);

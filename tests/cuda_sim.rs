@@ -2,6 +2,7 @@
 
 mod simulated;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use gapless::{Allocator, StreamId};
 use simulated::{library, library_without, mapped, with_settings};
 
 fn open() -> CudaDriver {
-    CudaDriver::builder().library(library()).open().unwrap()
+    simulated::open(simulated::builder()).unwrap()
 }
 
 /// Returns the library's functions, for calls that the driver does not offer.
@@ -43,7 +44,7 @@ fn opens_with_every_feature_that_works() {
     assert_eq!(driver.library().version(), CudaVersion(13_000));
     assert!(driver.library().file().ends_with(".so"), "{}", driver.library().file());
 
-    let private = CudaDriver::builder().library(library()).sharing(Sharing::Never).open().unwrap();
+    let private = simulated::open(simulated::builder().sharing(Sharing::Never)).unwrap();
     assert!(!private.features().posix_fd && !private.features().rdma);
 }
 
@@ -111,7 +112,7 @@ fn memory_changes_do_not_break_a_capture() {
     let (api, optional) = raw();
     let driver = open();
     let stream = driver.create_stream().unwrap();
-    let raw_stream = std::ptr::with_exposed_provenance_mut(stream.0 as usize);
+    let raw_stream = std::ptr::with_exposed_provenance_mut(stream.as_raw() as usize);
     let addr = mapped(&driver, driver.granularity());
     driver.fill(stream, addr, 4096, 3).unwrap();
     driver.synchronize(stream).unwrap();
@@ -152,13 +153,13 @@ fn memory_changes_do_not_break_a_capture() {
 #[test]
 fn streams_of_others_are_told_apart() {
     let driver = open();
-    for stream in [StreamId(0), StreamId(1), StreamId(2)] {
+    for stream in [simulated::stream(0), simulated::stream(1), simulated::stream(2)] {
         driver.check_stream(stream).unwrap();
         assert_eq!(driver.destroy_stream(stream).unwrap_err().kind, DriverErrorKind::InvalidHandle);
     }
     let stream = driver.create_stream().unwrap();
     driver.check_stream(stream).unwrap();
-    assert_eq!(driver.check_stream(StreamId(0xdead_0000)).unwrap_err().kind, DriverErrorKind::InvalidHandle);
+    assert_eq!(driver.check_stream(simulated::stream(0xdead_0000)).unwrap_err().kind, DriverErrorKind::InvalidHandle);
     driver.destroy_stream(stream).unwrap();
 }
 
@@ -253,10 +254,15 @@ fn an_unknown_code_prints_its_number() {
     });
 }
 
+fn load(path: &Path) -> Result<&'static Library, LoadError> {
+    // SAFETY: a driver library, or none.
+    unsafe { Library::open_from(path) }
+}
+
 #[test]
 fn an_initialization_error_is_reported() {
     with_settings("an_initialization_error_is_reported", &[("GAPLESS_SIM_FAIL", "cuInit:*:98765")], || {
-        let error = Library::open_from(&library()).unwrap_err();
+        let error = load(&library()).unwrap_err();
         assert!(matches!(&error, LoadError::Init(inner) if inner.code == 98_765), "{error}");
         assert!(error.to_string().contains("98765"), "{error}");
     });
@@ -308,7 +314,7 @@ fn what_the_check_could_not_unmap_keeps_its_addresses() {
 fn opened_with(test: &str, call: &str, answer: u32, check: impl FnOnce(&OpenError)) {
     let fault = format!("{call}:*:{answer}");
     with_settings(test, &[("GAPLESS_SIM_FAIL", fault.as_str())], || {
-        check(&CudaDriver::builder().library(library()).open().unwrap_err());
+        check(&simulated::open(simulated::builder()).unwrap_err());
     });
 }
 
@@ -340,17 +346,17 @@ fn a_trial_that_fails_for_another_reason_says_which() {
 #[test]
 fn a_device_without_vmm_is_refused_with_a_way_out() {
     with_settings("a_device_without_vmm_is_refused_with_a_way_out", &[("GAPLESS_SIM_NO_VMM", "1")], || {
-        let error = CudaDriver::builder().library(library()).open().unwrap_err();
+        let error = simulated::open(simulated::builder()).unwrap_err();
         assert!(matches!(error, OpenError::NoVmm { .. }), "{error}");
         assert!(error.to_string().contains("cuMemAlloc"), "{error}");
 
-        let device = CudaDriver::builder().library(library()).open_plain().unwrap();
+        let device = simulated::builder().open_plain().unwrap();
         assert!(!device.info().vmm);
         let allocator = PlainAllocator::new(device);
         let block = allocator.alloc_raw(5 * MIB, StreamId::DEFAULT).unwrap();
         let empty = allocator.alloc_raw(0, StreamId::DEFAULT).unwrap();
         assert_ne!(block, empty);
-        allocator.record_stream(block, StreamId(2)).unwrap();
+        allocator.record_stream(block, simulated::stream(2)).unwrap();
         let report = allocator.alloc_raw(2 << 30, StreamId::DEFAULT).unwrap_err();
         let report = report.report().unwrap();
         assert!(!report.satisfiable && report.driver_error.is_some(), "{report}");
@@ -372,7 +378,7 @@ fn a_device_without_vmm_is_refused_with_a_way_out() {
 fn memory_that_the_machine_would_give_back_can_be_had() {
     let settings = [("GAPLESS_SIM_CAPACITY", "1GiB"), ("GAPLESS_SIM_SOFT", "768MiB")];
     with_settings("memory_that_the_machine_would_give_back_can_be_had", &settings, || {
-        let driver = CudaDriver::builder().library(library()).open().unwrap();
+        let driver = simulated::open(simulated::builder()).unwrap();
         assert!(driver.info().integrated);
         let allocator = Allocator::builder(Arc::new(driver)).build().unwrap();
         let block = allocator.alloc_raw(900 * MIB, StreamId::DEFAULT).unwrap();
@@ -395,7 +401,7 @@ fn no_device_and_old_drivers_have_different_errors() {
 }
 
 fn no_device_or_old() {
-    let error = Library::open_from(&library()).unwrap_err();
+    let error = load(&library()).unwrap_err();
     let found = match std::env::var("CASE").unwrap().as_str() {
         "none" => {
             assert!(matches!(error, LoadError::NoDevice { .. }), "{error}");
@@ -410,21 +416,22 @@ fn no_device_or_old() {
         }
     };
     // What the library is can be reported all the same.
-    let file = Library::find(Some(&library())).unwrap();
+    // SAFETY: it is a driver library.
+    let file = unsafe { Library::find(Some(&library())) }.unwrap();
     assert_eq!((Some(found), std::fs::canonicalize(library()).unwrap()), (file.cuda, file.file.into()));
 }
 
 #[test]
 fn libraries_that_cannot_be_used_have_their_own_errors() {
     let folder = tempfile::tempdir().unwrap();
-    let error = Library::open_from(&folder.path().join("libcuda.so.1")).unwrap_err();
+    let error = load(&folder.path().join("libcuda.so.1")).unwrap_err();
     assert!(matches!(error, LoadError::LibraryNotFound { .. }), "{error}");
     let path = library_without("cuMemMap", folder.path());
-    let error = Library::open_from(&path).unwrap_err();
+    let error = load(&path).unwrap_err();
     assert!(matches!(error, LoadError::MissingSymbol { name: "cuMemMap", .. }), "{error}");
     let text = folder.path().join("libcuda.so.2");
     std::fs::write(&text, "not a library").unwrap();
-    let error = Library::open_from(&text).unwrap_err();
+    let error = load(&text).unwrap_err();
     assert!(matches!(error, LoadError::LibraryNotFound { .. }), "{error}");
 }
 
@@ -433,7 +440,7 @@ fn every_required_function_is_looked_up() {
     for name in gapless::driver::cuda::sys::REQUIRED.iter() {
         let folder = tempfile::tempdir().unwrap();
         let path = library_without(name, folder.path());
-        let error = Library::open_from(&path).unwrap_err();
+        let error = load(&path).unwrap_err();
         assert!(matches!(error, LoadError::MissingSymbol { name: found, .. } if found == *name), "{error}");
     }
 }
@@ -442,7 +449,9 @@ fn every_required_function_is_looked_up() {
 fn optional_functions_may_be_missing() {
     let folder = tempfile::tempdir().unwrap();
     let path = library_without("cuDeviceGetPCIBusId", folder.path());
-    let driver = CudaDriver::builder().library(path).open().unwrap();
+    // SAFETY: it is a driver library.
+    let builder = unsafe { CudaDriver::builder().library(path) };
+    let driver = simulated::open(builder).unwrap();
     assert_eq!(driver.info().pci_bus_id, None);
 }
 
@@ -450,9 +459,9 @@ fn optional_functions_may_be_missing() {
 fn devices_are_independent() {
     let settings = [("GAPLESS_SIM_DEVICES", "2"), ("GAPLESS_SIM_CAPACITY", "64MiB")];
     with_settings("devices_are_independent", &settings, || {
-        let one = CudaDriver::builder().library(library()).device(0).peers([1]).open().unwrap();
-        let two = CudaDriver::builder().library(library()).device(1).open().unwrap();
-        let error = CudaDriver::builder().library(library()).device(2).open().unwrap_err();
+        let one = simulated::open(simulated::builder().device(0).peers([1])).unwrap();
+        let two = simulated::open(simulated::builder().device(1)).unwrap();
+        let error = simulated::open(simulated::builder().device(2)).unwrap_err();
         assert!(matches!(error, OpenError::NoSuchDevice { ordinal: 2, count: 2 }), "{error}");
         let first = mapped(&one, 4 * MIB);
         let second = mapped(&two, 8 * MIB);

@@ -76,7 +76,7 @@ functions! {
 
 /// Opens the device, whose context is current from then on.
 fn open() -> (CudaDriver, Library) {
-    let driver = CudaDriver::builder().library(library()).open().unwrap();
+    let driver = simulated::open(simulated::builder()).unwrap();
     // SAFETY: loading the simulated library runs nothing.
     let raw = Library(unsafe { libloading::Library::new(library()) }.unwrap());
     let mut context = std::ptr::null_mut();
@@ -135,9 +135,9 @@ fn an_event_is_recorded_in_one_process_and_awaited_in_another() {
         assert_eq!(peer.says(), "recorded");
         assert_eq!(raw.event_query(event), NOT_READY);
         let stream = driver.create_stream().unwrap();
-        assert_eq!(raw.stream_wait(stream.0, event, 0), OK);
+        assert_eq!(raw.stream_wait(stream.as_raw(), event, 0), OK);
         let after = raw.event(DISABLE_TIMING).unwrap();
-        assert_eq!(raw.event_record(after, stream.0), OK);
+        assert_eq!(raw.event_record(after, stream.as_raw()), OK);
         assert_eq!(raw.event_query(after), NOT_READY);
         assert_eq!(raw.event_synchronize(event), OK);
         assert_eq!(raw.event_synchronize(after), OK);
@@ -145,7 +145,7 @@ fn an_event_is_recorded_in_one_process_and_awaited_in_another() {
 
         // Recorded here, it completes there.
         delay(&driver, stream, 100);
-        assert_eq!(raw.event_record(event, stream.0), OK);
+        assert_eq!(raw.event_record(event, stream.as_raw()), OK);
         assert_eq!(raw.handle_of(event), Err(INVALID_HANDLE), "it is another process's");
         peer.go_on();
         assert_eq!(peer.says(), "true");
@@ -160,7 +160,7 @@ fn an_event_is_recorded_in_one_process_and_awaited_in_another() {
         let event = raw.event(INTERPROCESS | DISABLE_TIMING).unwrap();
         say_and_wait(&raw.handle_of(event).unwrap().to_text());
         delay(&driver, PER_THREAD_STREAM, 300);
-        assert_eq!(raw.event_record(event, PER_THREAD_STREAM.0), OK);
+        assert_eq!(raw.event_record(event, PER_THREAD_STREAM.as_raw()), OK);
         say_and_wait("recorded");
         say_and_wait(&(raw.event_query(event) == NOT_READY).to_string());
         say_and_wait(&(raw.event_query(event) == NOT_READY).to_string());
@@ -178,7 +178,7 @@ fn work_of_a_killed_process_has_ended() {
         let event = raw.opened(handle).unwrap();
         assert_eq!(raw.event_query(event), NOT_READY);
         let stream = driver.create_stream().unwrap();
-        assert_eq!(raw.stream_wait(stream.0, event, 0), OK);
+        assert_eq!(raw.stream_wait(stream.as_raw(), event, 0), OK);
         peer.kill();
         driver.synchronize(stream).unwrap();
         assert_eq!(raw.event_synchronize(event), OK);
@@ -188,7 +188,7 @@ fn work_of_a_killed_process_has_ended() {
         let (driver, raw) = open();
         let event = raw.event(INTERPROCESS | DISABLE_TIMING).unwrap();
         delay(&driver, PER_THREAD_STREAM, 60_000);
-        assert_eq!(raw.event_record(event, PER_THREAD_STREAM.0), OK);
+        assert_eq!(raw.event_record(event, PER_THREAD_STREAM.as_raw()), OK);
         say_and_wait(&raw.handle_of(event).unwrap().to_text());
     };
     with_shared_device(test, CAPACITY, main, peer);

@@ -3,13 +3,13 @@
 mod simulated;
 
 use gapless::allocator::{DeviceAllocator, PlainAllocator};
-use gapless::driver::cuda::{CudaDriver, PlainDevice};
+use gapless::driver::cuda::PlainDevice;
 use gapless::units::MIB;
 use gapless::{GRANULE, StreamId};
-use simulated::{library, with_settings};
+use simulated::with_settings;
 
 fn open() -> PlainDevice {
-    CudaDriver::builder().library(library()).open_plain().unwrap()
+    simulated::builder().open_plain().unwrap()
 }
 
 fn with_device(test: &str, faults: &str, body: impl FnOnce()) {
@@ -19,7 +19,7 @@ fn with_device(test: &str, faults: &str, body: impl FnOnce()) {
 
 /// Opens what the device can have, which remaps memory or not, and makes the trait's calls.
 fn make_every_call(remaps: bool) {
-    let allocator = <dyn DeviceAllocator>::open(CudaDriver::builder().library(library())).unwrap();
+    let allocator = <dyn DeviceAllocator>::open(simulated::builder()).unwrap();
     assert_eq!(allocator.remaps(), remaps);
     let block = allocator.alloc_raw(5 * MIB, StreamId::DEFAULT).unwrap();
     allocator.record_stream(block, StreamId::DEFAULT).unwrap();
@@ -52,10 +52,13 @@ fn figures_follow_every_call() {
         assert_eq!(stats.budget_bytes, stats.fragmentation.free_bytes + stats.reserved_bytes);
 
         for _ in 0..2 {
-            let error = allocator.alloc_raw(60 * MIB, StreamId(7)).unwrap_err();
+            let error = allocator.alloc_raw(60 * MIB, simulated::stream(7)).unwrap_err();
             let report = error.report().unwrap();
             let device = report.device.unwrap();
-            assert_eq!((report.requested_bytes, report.stream, report.page_bytes), (60 * MIB, StreamId(7), GRANULE));
+            assert_eq!(
+                (report.requested_bytes, report.stream, report.page_bytes),
+                (60 * MIB, simulated::stream(7), GRANULE)
+            );
             assert_eq!((report.live_bytes, report.live_block_bytes), (stats.live_bytes, stats.live_block_bytes));
             assert_eq!((report.reserved_bytes, report.free_bytes), (stats.reserved_bytes, device.free));
             assert_eq!(report.others_bytes, device.total - device.free - stats.reserved_bytes);
@@ -65,7 +68,7 @@ fn figures_follow_every_call() {
         for block in [blocks[0], blocks[3]] {
             allocator.free(block).unwrap();
             allocator.free(block).unwrap_err();
-            allocator.record_stream(block, StreamId(7)).unwrap_err();
+            allocator.record_stream(block, simulated::stream(7)).unwrap_err();
         }
         let stats = allocator.stats();
         assert_eq!((stats.failed_allocs, stats.failed_driver_calls, stats.refused_frees), (2, 2, 2));

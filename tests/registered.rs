@@ -117,7 +117,9 @@ fn its_end_waits_for_the_streams_that_use_it() {
     allocator.keep_stream(two).unwrap();
     let mut block = allocator.alloc_registered(PAGE, one).unwrap();
     block.record_stream(two).unwrap();
-    assert!(matches!(block.record_stream(StreamId(99)), Err(AllocError::Stream(_))));
+    // SAFETY: the driver looks at what it gets.
+    let unknown = unsafe { StreamId::from_raw(99) };
+    assert!(matches!(block.record_stream(unknown), Err(AllocError::Stream(_))));
     device.fill(one, block.addr(), PAGE, 1).unwrap();
     device.fill(two, block.addr(), PAGE, 1).unwrap();
     device.hold(one);

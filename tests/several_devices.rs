@@ -14,7 +14,7 @@ const MAIN: StreamId = StreamId::DEFAULT;
 const TWO: (&str, &str) = ("GAPLESS_SIM_DEVICES", "2");
 
 fn open(ordinal: u32, peers: &[u32]) -> CudaDriver {
-    CudaDriver::builder().library(library()).device(ordinal).peers(peers.iter().copied()).open().unwrap()
+    simulated::open(simulated::builder().device(ordinal).peers(peers.iter().copied())).unwrap()
 }
 
 /// The library's functions, for calls that the driver does not offer.
@@ -85,7 +85,7 @@ fn a_grant_reaches_what_it_covers() {
 #[test]
 fn devices_without_a_path_copy_through_the_driver() {
     with_settings("devices_without_a_path_copy_through_the_driver", &[TWO, ("GAPLESS_SIM_PEERS", "none")], || {
-        let error = CudaDriver::builder().library(library()).device(0).peers([1]).open().unwrap_err();
+        let error = simulated::open(simulated::builder().device(0).peers([1])).unwrap_err();
         assert!(matches!(error, OpenError::NoPeerAccess { ordinal: 0, peer: 1 }), "{error}");
         let (api, raw) = (api(), raw());
         let (one, two) = (open(0, &[]), open(1, &[]));

@@ -14,7 +14,6 @@ use gapless::driver::{
 };
 use gapless::units::{DeviceAddr, MIB};
 use processes::{Peer, given, say_and_wait, with_shared_device};
-use simulated::library;
 
 const MAIN: StreamId = StreamId::DEFAULT;
 const PAGE: u64 = 2 * MIB;
@@ -27,7 +26,7 @@ fn host() -> HostDriver {
 
 /// Opens the simulated device. From its first work on, a driver holds [`OWN`] bytes for what its checks find.
 fn simulated() -> CudaDriver {
-    let driver = CudaDriver::builder().library(library()).open().unwrap();
+    let driver = simulated::open(simulated::builder()).unwrap();
     let chunk = driver.create(PAGE).unwrap();
     let addr = map(&driver, chunk, PAGE);
     fill(&driver, addr, PAGE, 0);
@@ -167,7 +166,7 @@ fn the_simulated_library_refuses_what_a_device_does() {
     let driver = simulated();
     let file = tempfile::tempfile().unwrap();
     assert_eq!(driver.import(file.as_fd(), PAGE).unwrap_err().kind, DriverErrorKind::InvalidValue);
-    let private = CudaDriver::builder().library(library()).sharing(Sharing::Never).open().unwrap();
+    let private = simulated::open(simulated::builder().sharing(Sharing::Never)).unwrap();
     let chunk = private.create(PAGE).unwrap();
     assert_eq!(private.export(chunk).unwrap_err().kind, DriverErrorKind::InvalidValue);
     private.release(chunk).unwrap();

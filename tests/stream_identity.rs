@@ -4,7 +4,7 @@
 mod simulated;
 
 use gapless::allocator::{AllocError, ChunkPolicy};
-use gapless::driver::cuda::{CudaDriver, PER_THREAD_STREAM};
+use gapless::driver::cuda::PER_THREAD_STREAM;
 use gapless::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{KIB, MIB};
 use gapless::{Allocator, DeviceAddr, StreamId};
@@ -79,7 +79,7 @@ fn a_forgotten_stream_needs_no_wait_for_the_device() {
     assert_eq!((stats.host_waits, stats.driver_calls[DriverCall::Synchronize]), (0, 0));
     allocator.check();
     allocator.free(all).unwrap();
-    allocator.forget_stream(StreamId(77)).unwrap();
+    allocator.forget_stream(simulated::stream(77)).unwrap();
     allocator.close().unwrap();
 }
 
@@ -142,7 +142,7 @@ fn a_capture_puts_off_the_wait_for_the_device() {
 /// Handle 2 is a stream of its own on every thread: a block freed on one is not handed out at once on another.
 #[test]
 fn the_default_streams_of_threads_are_different() {
-    let driver = Arc::new(CudaDriver::builder().library(simulated::library()).open().unwrap());
+    let driver = Arc::new(simulated::open(simulated::builder()).unwrap());
     let allocator = Allocator::builder(Arc::clone(&driver)).budget(64 * MIB).build().unwrap();
     let (here, there) = (allocator.clone(), Arc::clone(&driver));
     let first = std::thread::spawn(move || {

@@ -1,16 +1,16 @@
 //! An allocator on a GPU, in one call.
 
-use super::Allocator;
 use super::error::BuildError;
-use crate::driver::cuda::CudaDriver;
-use std::sync::Arc;
+use super::{Allocator, Builder};
+use crate::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
+use crate::sync::Arc;
 
 /// An allocator on a GPU.
 pub type CudaAllocator = Allocator<CudaDriver>;
 
 impl CudaAllocator {
     /// Opens device number `ordinal`, counted from 0, and builds an allocator for all of its memory, with the default settings.
-    /// [`CudaDriver::builder`] and [`Allocator::builder`] have the others.
+    /// [`CudaBuilder::allocator`](crate::driver::cuda::CudaBuilder::allocator) has the others.
     ///
     /// ```no_run
     /// use gapless::{CudaAllocator, StreamId};
@@ -26,8 +26,28 @@ impl CudaAllocator {
     /// # Errors
     /// [`BuildError::Open`], which says what to do; [`BuildError::Driver`].
     pub fn open(ordinal: u32) -> Result<Self, BuildError> {
-        let driver = CudaDriver::open(ordinal)?;
-        Self::builder(Arc::new(driver)).build()
+        CudaDriver::builder().device(ordinal).allocator()?.build()
+    }
+}
+
+impl CudaBuilder {
+    /// Opens the device and starts building an allocator on it.
+    ///
+    /// ```no_run
+    /// use gapless::driver::cuda::CudaDriver;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let allocator = CudaDriver::builder().device(1).allocator()?.budget(8 << 30).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn allocator(self) -> Result<Builder<CudaDriver>, OpenError> {
+        // SAFETY: only the allocator calls the driver. Safe code does not get it from there.
+        let driver = unsafe { self.open() }?;
+        Ok(Allocator::builder(Arc::new(driver)))
     }
 }
 

@@ -102,8 +102,8 @@ impl dyn DeviceAllocator {
     /// # Errors
     /// [`BuildError::Open`], [`BuildError::Driver`].
     pub fn open(device: CudaBuilder) -> Result<Arc<Self>, BuildError> {
-        match device.clone().open() {
-            Ok(driver) => Ok(Arc::new(Allocator::builder(Arc::new(driver)).build()?)),
+        match device.clone().allocator() {
+            Ok(builder) => Ok(Arc::new(builder.build()?)),
             Err(OpenError::NoVmm { .. }) => Ok(Arc::new(PlainAllocator::new(device.open_plain()?))),
             Err(error) => Err(error.into()),
         }

@@ -1,7 +1,7 @@
 //! Tests: what many streams, regions and pending blocks cost. They count: times would depend on the machine.
 
 use super::{Allocator, ChunkPolicy, RegionKind};
-use crate::driver::{Driver, DriverCall, ModelConfig, ModelDriver, WorkDriver};
+use crate::driver::{CheckedDriver, Driver, DriverCall, ModelConfig, ModelDriver, WorkDriver};
 use crate::sync::Ordering;
 use crate::testing::{busy, steps_of};
 use crate::units::{DeviceAddr, GIB, MIB, StreamId, TIB};
@@ -15,7 +15,7 @@ fn model(capacity_bytes: u64) -> Arc<ModelDriver> {
 }
 
 /// A stream that the allocator may name at any time.
-fn kept<D: Driver + WorkDriver>(allocator: &Allocator<D>) -> StreamId {
+fn kept<D: CheckedDriver + WorkDriver>(allocator: &Allocator<D>) -> StreamId {
     let stream = allocator.driver().create_stream().unwrap();
     allocator.keep_stream(stream).unwrap();
     stream

@@ -76,7 +76,7 @@ pub use slow_path::{LeftAwake, PinnedChunk, Trimmed};
 pub use stores::{Backup, BackupFileError};
 pub use tickets::Ticket;
 
-use crate::driver::Driver;
+use crate::driver::{CheckedDriver, Driver};
 use crate::sync::{Arc, Mutex};
 use crate::units::{DeviceAddr, StreamId};
 use shared::Shared;
@@ -118,8 +118,20 @@ impl<D: Driver> Allocator<D> {
         Self { inner: Arc::new(Inner { shared, door, sleeping: Mutex::new(()), torn_down: false }) }
     }
 
-    /// The driver that the allocator runs on.
-    pub fn driver(&self) -> &Arc<D> {
+    /// Returns the driver that the allocator runs on.
+    pub fn driver(&self) -> &Arc<D>
+    where
+        D: CheckedDriver,
+    {
+        self.inner.shared.streams.driver.inner()
+    }
+
+    /// Returns the driver that the allocator runs on.
+    ///
+    /// # Safety
+    /// No call of it gets a handle, a stream or an address that is not valid then, as [`driver`](crate::driver) says, or ends one
+    /// that the allocator uses.
+    pub unsafe fn driver_unchecked(&self) -> &Arc<D> {
         self.inner.shared.streams.driver.inner()
     }
 

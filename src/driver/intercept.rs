@@ -9,8 +9,8 @@
 //! Threads: as the inner driver and the hook allow. Cost: the hook's.
 
 use super::{
-    ChunkHandle, DriverCall, DriverResult, EventHandle, HoldStreams, HostMemory, MemoryDriver, MemoryInfo, Mismatch,
-    StreamDriver, StreamIdentity, WorkDriver,
+    CheckedDriver, ChunkHandle, DriverCall, DriverResult, EventHandle, HoldStreams, HostMemory, MemoryDriver,
+    MemoryInfo, Mismatch, StreamDriver, StreamIdentity, WorkDriver,
 };
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
@@ -59,6 +59,9 @@ impl<D, H: Hook> Intercepted<D, H> {
         self.hook.around(call, || run(&self.inner))
     }
 }
+
+// SAFETY: each call goes to a checked driver as it came.
+unsafe impl<D: CheckedDriver, H: Hook> CheckedDriver for Intercepted<D, H> {}
 
 impl<D: MemoryDriver, H: Hook> MemoryDriver for Intercepted<D, H> {
     fn granularity(&self) -> u64 {

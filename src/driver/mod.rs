@@ -3,7 +3,10 @@
 //! [`MemoryDriver`] manages virtual memory: addresses, chunks, mappings. [`StreamDriver`] orders work: events, waits.
 //! A [`Driver`] is both. [`WorkDriver`] adds work that touches memory in stream order, for tests and replays.
 //!
-//! Both are safe traits: addresses are numbers and handles are tokens, and nothing here dereferences them.
+//! Addresses are numbers and handles are tokens, and nothing here dereferences them. Their methods are safe to call, since most
+//! drivers look at what they get: those are [`CheckedDriver`]s. Others, as CUDA's, trust their caller, and opening one is
+//! `unsafe`: see [`CudaBuilder::open`](cuda::CudaBuilder::open). A driver that an allocator opened itself cannot be had from it
+//! by safe code.
 //!
 //! Rules that every implementation enforces (the CUDA driver by error, by undefined behaviour or not at all, `model` by panic,
 //! `host` by error and real faults), and that the allocator keeps:
@@ -364,6 +367,22 @@ fn no_copies(call: DriverCall) -> DriverError {
 pub trait Driver: MemoryDriver + StreamDriver {}
 
 impl<T: MemoryDriver + StreamDriver> Driver for T {}
+
+/// A driver that looks at the handles, streams and addresses of each call, so that a wrong one is an error or a panic.
+///
+/// CUDA's does not, and safe code does not get it from an allocator:
+///
+/// ```compile_fail,E0277
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let allocator = gapless::CudaAllocator::open(0)?;
+/// allocator.driver();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Safety
+/// Whatever a call brings, it neither reads nor changes memory of this program but the driver's own.
+pub unsafe trait CheckedDriver: Driver {}
 
 /// A byte that [`WorkDriver::verify`] found different from what [`WorkDriver::fill`] with the same seed writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

@@ -11,10 +11,12 @@ use crate::units::{DeviceAddr, StreamId};
 use ::cust::memory::{DeviceCopy, DevicePointer};
 use ::cust::stream::Stream;
 
-impl From<&Stream> for StreamId {
-    fn from(stream: &Stream) -> Self {
-        Self(stream.as_inner() as u64)
-    }
+/// Returns the stream for calls of gapless.
+///
+/// # Safety
+/// That of [`StreamId::from_raw`]: the value outlives the borrow.
+pub unsafe fn stream_id(stream: &Stream) -> StreamId {
+    StreamId(stream.as_inner() as u64)
 }
 
 impl<T: DeviceCopy> From<DevicePointer<T>> for DeviceAddr {
@@ -51,7 +53,9 @@ impl<D: Driver> CustAllocator for Allocator<D> {
     fn alloc_pointer<T: DeviceCopy>(&self, count: usize, stream: &Stream) -> Result<DevicePointer<T>, AllocError> {
         let bytes = (count as u64).saturating_mul(size_of::<T>() as u64);
         let alignment = (align_of::<T>() as u64).max(1);
-        Ok(DevicePointer::from_raw(self.alloc_raw_aligned(bytes, alignment, stream.into())?.0))
+        // SAFETY: the stream exists during the call, and is not kept.
+        let stream = unsafe { stream_id(stream) };
+        Ok(DevicePointer::from_raw(self.alloc_raw_aligned(bytes, alignment, stream)?.0))
     }
 
     fn free_pointer<T: DeviceCopy>(&self, pointer: DevicePointer<T>) -> Result<(), FreeError> {
@@ -59,6 +63,7 @@ impl<D: Driver> CustAllocator for Allocator<D> {
     }
 
     fn record_pointer<T: DeviceCopy>(&self, pointer: DevicePointer<T>, stream: &Stream) -> Result<(), FreeError> {
-        self.record_stream(pointer.into(), stream.into())
+        // SAFETY: the stream exists during the call, and is not kept.
+        self.record_stream(pointer.into(), unsafe { stream_id(stream) })
     }
 }

@@ -4,10 +4,12 @@ use crate::driver::EventHandle;
 use crate::units::{DeviceAddr, StreamId};
 use ::cuda_driver_sys::{CUdeviceptr, CUevent, CUstream};
 
-impl From<CUstream> for StreamId {
-    fn from(stream: CUstream) -> Self {
-        Self(stream as u64)
-    }
+/// Converts a stream of the driver API to one of gapless.
+///
+/// # Safety
+/// That of [`StreamId::from_raw`].
+pub unsafe fn stream_id(stream: CUstream) -> StreamId {
+    StreamId(stream as u64)
 }
 
 impl From<StreamId> for CUstream {

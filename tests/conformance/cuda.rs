@@ -27,8 +27,11 @@ pub fn exclusive() -> Exclusive {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let builder = CudaDriver::builder();
-    let builder = if on_device() { builder } else { builder.library(simulated::library()) };
-    Exclusive { driver: builder.open().unwrap(), _turn: turn }
+    // SAFETY: it is a driver library.
+    let builder = if on_device() { builder } else { unsafe { builder.library(simulated::library()) } };
+    // SAFETY: the tests break no rule of the traits on a real device.
+    let driver = unsafe { builder.open() }.unwrap();
+    Exclusive { driver, _turn: turn }
 }
 
 /// Returns `true` if the tests run on a real device, whose memory other processes may use at the same time.

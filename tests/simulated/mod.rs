@@ -2,7 +2,9 @@
 
 #![allow(dead_code, reason = "every test binary uses a part of this module")]
 
+use gapless::StreamId;
 use gapless::driver::MemoryDriver;
+use gapless::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
 use gapless::units::DeviceAddr;
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,6 +20,24 @@ pub fn library() -> PathBuf {
     let path = folder.join("libgapless_sim_libcuda.so");
     assert!(path.exists(), "{} is missing: cargo build -p gapless-sim-libcuda", path.display());
     path
+}
+
+/// Returns the settings of a device of the simulated library.
+pub fn builder() -> CudaBuilder {
+    // SAFETY: it is a driver library.
+    unsafe { CudaDriver::builder().library(library()) }
+}
+
+/// Opens a device of the simulated library.
+pub fn open(builder: CudaBuilder) -> Result<CudaDriver, OpenError> {
+    // SAFETY: the simulated library looks at what it gets.
+    unsafe { builder.open() }
+}
+
+/// Returns the stream that has a handle, or none.
+pub const fn stream(handle: u64) -> StreamId {
+    // SAFETY: the simulated library looks at what it gets.
+    unsafe { StreamId::from_raw(handle) }
 }
 
 /// Runs `body` in a separate process with `settings` in its environment, because the simulated library reads its

@@ -3,7 +3,7 @@
 use super::{KIB, MAIN, NOW, PAGE, free_bytes, host, is_refused_a_byte_less, model, verify};
 use gapless::DeviceAddr;
 use gapless::allocator::{Allocator, Backup, Builder, ChunkPolicy};
-use gapless::driver::{Driver, HoldStreams, WorkDriver};
+use gapless::driver::{CheckedDriver, Driver, HoldStreams, WorkDriver};
 use std::sync::Arc;
 
 /// An allocator that keeps its mappings, with chunks of a page, which it moves rather than create more.
@@ -20,7 +20,7 @@ pub fn keeping<D: Driver>(builder: Builder<D>) -> Builder<D> {
 /// that was freed. Each with its bytes and their seed, and whether it is a live block.
 pub type Used = Vec<(DeviceAddr, u64, u64, bool)>;
 
-pub fn use_kept<D: WorkDriver>(allocator: &Allocator<D>) -> Used {
+pub fn use_kept<D: CheckedDriver + WorkDriver>(allocator: &Allocator<D>) -> Used {
     let page = || allocator.alloc_raw(PAGE, MAIN).unwrap();
     let [first, between, second, behind] = [page(), page(), page(), page()];
     [first, second].iter().for_each(|addr| allocator.free(*addr).unwrap());
@@ -48,7 +48,7 @@ pub fn use_kept<D: WorkDriver>(allocator: &Allocator<D>) -> Used {
     ]
 }
 
-pub fn verify_kept<D: WorkDriver>(allocator: &Allocator<D>, used: &Used) {
+pub fn verify_kept<D: CheckedDriver + WorkDriver>(allocator: &Allocator<D>, used: &Used) {
     verify(allocator, &used.iter().map(|(addr, bytes, seed, _)| (*addr, *bytes, *seed)).collect::<Vec<_>>());
 }
 

@@ -8,7 +8,7 @@ mod unpinned;
 
 use gapless::allocator::{AllocAgainError, Allocator, Backup, ChunkPolicy, FreeError};
 use gapless::driver::{
-    Driver, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, ModelConfig, ModelDriver,
+    CheckedDriver, DriverCall, DriverErrorKind, Fault, FaultDriver, HostConfig, HostDriver, ModelConfig, ModelDriver,
     WorkDriver,
 };
 use gapless::{DeviceAddr, StreamId};
@@ -35,7 +35,7 @@ fn host(pages: u64) -> (Arc<HostDriver>, Allocator<HostDriver>) {
 }
 
 /// Allocates blocks of these sizes and fills each with its number.
-fn fill<D: WorkDriver>(allocator: &Allocator<D>, sizes: &[u64]) -> Vec<(DeviceAddr, u64, u64)> {
+fn fill<D: CheckedDriver + WorkDriver>(allocator: &Allocator<D>, sizes: &[u64]) -> Vec<(DeviceAddr, u64, u64)> {
     let block = |(seed, bytes): (usize, &u64)| {
         let addr = allocator.alloc_raw(*bytes, MAIN).unwrap();
         allocator.driver().fill(MAIN, addr, *bytes, seed as u64).unwrap();
@@ -44,7 +44,7 @@ fn fill<D: WorkDriver>(allocator: &Allocator<D>, sizes: &[u64]) -> Vec<(DeviceAd
     sizes.iter().enumerate().map(block).collect()
 }
 
-fn verify<D: WorkDriver>(allocator: &Allocator<D>, blocks: &[(DeviceAddr, u64, u64)]) {
+fn verify<D: CheckedDriver + WorkDriver>(allocator: &Allocator<D>, blocks: &[(DeviceAddr, u64, u64)]) {
     for (addr, bytes, seed) in blocks {
         allocator.driver().verify(MAIN, *addr, *bytes, *seed).unwrap();
     }
@@ -52,7 +52,7 @@ fn verify<D: WorkDriver>(allocator: &Allocator<D>, blocks: &[(DeviceAddr, u64, u
     assert_eq!(allocator.driver().take_mismatches(), []);
 }
 
-fn free_bytes<D: Driver>(allocator: &Allocator<D>) -> u64 {
+fn free_bytes<D: CheckedDriver>(allocator: &Allocator<D>) -> u64 {
     allocator.driver().memory_info().unwrap().free
 }
 
@@ -410,7 +410,7 @@ fn other_threads_go_on() {
     let done = AtomicBool::new(false);
     let (used, asleep) = (AtomicU64::new(0), AtomicU64::new(0));
     let others = |stream: StreamId| {
-        let mut seed = stream.0;
+        let mut seed = stream.as_raw();
         while !done.load(Ordering::Relaxed) {
             seed += 1;
             let bytes = [300, 40 * KIB, PAGE / 2, 2 * PAGE + 512][seed as usize % 4];

@@ -15,7 +15,6 @@
 #[path = "../../../tests/simulated/mod.rs"]
 mod simulated;
 
-use gapless::StreamId;
 use gapless::driver::WorkDriver;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::sys::{CUgraph, CUstream, CUstreamCaptureMode_enum, Optional, Required};
@@ -63,7 +62,7 @@ fn measure(stream: Stream) -> f64 {
 fn ask(driver: &CudaDriver, stream: Stream) -> f64 {
     let start = Instant::now();
     for _ in 0..PAIRS {
-        assert!(std::hint::black_box(driver.capture_of(StreamId(stream.0 as u64))).is_some());
+        assert!(std::hint::black_box(driver.capture_of(simulated::stream(stream.0 as u64))).is_some());
     }
     start.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS)
 }
@@ -91,7 +90,7 @@ fn main() {
     let name = CString::new(library.to_str().expect("UTF-8")).expect("a path");
     // SAFETY: a NUL-terminated path of a driver library. By its own name from then on.
     assert!(!unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null());
-    let driver = CudaDriver::builder().library(&library).open().expect("a device");
+    let driver = simulated::open(simulated::builder()).expect("a device");
     // SAFETY: the simulated library's functions have the types of cuda.h.
     let required = unsafe { Required::new(&library) }.expect("all functions");
     // SAFETY: as above.
@@ -103,7 +102,7 @@ fn main() {
     unsafe { required.cuCtxSetCurrent(context) };
     let (begin_capture, end_capture) =
         (optional.cuStreamBeginCapture_v2.unwrap(), optional.cuStreamEndCapture.unwrap());
-    let [stream, captured] = [(); 2].map(|()| Stream(driver.create_stream().expect("a stream").0 as usize));
+    let [stream, captured] = [(); 2].map(|()| Stream(driver.create_stream().expect("a stream").as_raw() as usize));
     let capture = |work: &dyn Fn()| {
         // SAFETY: a stream of the device.
         assert_eq!(unsafe { begin_capture(captured.raw(), CUstreamCaptureMode_enum(1)) }.0, 0);

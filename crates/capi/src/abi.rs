@@ -10,8 +10,10 @@ pub struct CUstream_st {
     _opaque: [u8; 0],
 }
 
+/// The stream that a caller of the C interface names: it exists, as `gapless.h` asks for.
 pub(crate) fn stream_id(stream: *mut CUstream_st) -> StreamId {
-    StreamId(stream.expose_provenance() as u64)
+    // SAFETY: the caller's part.
+    unsafe { StreamId::from_raw(stream.expose_provenance() as u64) }
 }
 
 pub(crate) fn address(pointer: *mut c_void) -> DeviceAddr {

@@ -95,9 +95,12 @@ impl Config {
     pub fn build(&self) -> Answer<Recorded<CudaDriver>> {
         let mut driver = CudaDriver::builder().device(self.device).peers(self.peers.iter().copied());
         if let Some(library) = &self.library {
-            driver = driver.library(library);
+            // SAFETY: the caller's part, as `gapless.h` says.
+            driver = unsafe { driver.library(library) };
         }
-        Ok(Recorded::new(self.settings.build_on(Arc::new(driver.open()?))?))
+        // SAFETY: only the allocator calls it, and this crate, with streams that its callers vouch for.
+        let driver = unsafe { driver.open() }?;
+        Ok(Recorded::new(self.settings.build_on(Arc::new(driver))?))
     }
 }
 

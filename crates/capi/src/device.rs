@@ -147,7 +147,7 @@ pub unsafe extern "C" fn gapless_device_alloc_aligned(
 pub extern "C" fn gapless_device_free(device: i32, pointer: *mut c_void, bytes: u64) -> gapless_status {
     guard(|| {
         let device = device_of(device)?;
-        if pointer.is_null() { Ok(()) } else { Ok(device.free(address(pointer), bytes, StreamId(0))?) }
+        if pointer.is_null() { Ok(()) } else { Ok(device.free(address(pointer), bytes, StreamId::DEFAULT)?) }
     })
 }
 

@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_stream_of_a_lost_device_is_not_foreign() {
-        let foreign = |kind| StreamError::Foreign { stream: StreamId(7), source: driver(kind) };
+        let foreign = |kind| StreamError::Foreign { stream: StreamId::DEFAULT, source: driver(kind) };
         let cause = Cause::from(&FreeError::Stream(foreign(DriverErrorKind::InvalidHandle)));
         assert_eq!((cause.kind, cause.code), (GAPLESS_KIND_FOREIGN_STREAM, 400));
         let cause = Cause::from(&AllocError::Stream(foreign(DriverErrorKind::DeviceLost)));
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn where_no_driver_call_failed_there_is_no_code() {
         for (error, kind) in [
-            (AllocError::CannotWait { stream: StreamId(7) }, GAPLESS_KIND_CANNOT_WAIT),
+            (AllocError::CannotWait { stream: StreamId::DEFAULT }, GAPLESS_KIND_CANNOT_WAIT),
             (AllocError::AddressesFragmented { limit: 1 }, GAPLESS_KIND_ADDRESSES_FRAGMENTED),
             (AllocError::Forked { built_in: 1 }, GAPLESS_KIND_FORKED),
             (AllocError::Stream(StreamError::TooMany { limit: 1 }), GAPLESS_KIND_TOO_MANY_STREAMS),

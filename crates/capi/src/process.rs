@@ -33,7 +33,8 @@ pub(crate) fn handle_of(device: &'static Device<CudaDriver>) -> Answer<*mut gapl
 }
 
 fn open(ordinal: u32, sharing: Sharing) -> Result<CudaDriver, OpenError> {
-    let driver = CudaDriver::builder().device(ordinal).sharing(sharing).open()?;
+    // SAFETY: only the process calls it, and this crate, with streams that their callers vouch for.
+    let driver = unsafe { CudaDriver::builder().device(ordinal).sharing(sharing).open() }?;
     // SAFETY: the function is extern "C", takes nothing and does not unwind.
     unsafe { libc::atexit(at_exit) };
     Ok(driver)

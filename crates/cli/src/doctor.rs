@@ -1,6 +1,6 @@
 //! `gapless doctor`: checks whether gapless works on the GPUs of this machine.
 
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, gpu};
 use clap::Args;
 use gapless::driver::cuda::{CudaDriver, DeviceInfo, Library, LibraryFile, LoadError, OpenError};
 use gapless::driver::{DriverError, DriverResult, MemoryDriver, MemoryInfo, WorkDriver};
@@ -82,10 +82,12 @@ pub(super) fn run(arguments: &DoctorArguments) -> Result<Outcome, Failure> {
 
 fn examine(arguments: &DoctorArguments) -> Findings {
     let loaded: Result<&'static Library, LoadError> = match &arguments.library {
-        Some(path) => Library::open_from(path),
+        // SAFETY: a driver library, or none, says who runs the command.
+        Some(path) => unsafe { Library::open_from(path) },
         None => Library::open(),
     };
-    let file = Library::find(arguments.library.as_deref());
+    // SAFETY: as above.
+    let file = unsafe { Library::find(arguments.library.as_deref()) };
     let (devices, problem) = match loaded.map(|library| (library, library.device_count())) {
         Ok((library, Ok(count))) => {
             ((0..count).map(|ordinal| examine_device(arguments, library, ordinal)).collect(), None)
@@ -122,11 +124,7 @@ fn try_device(
     findings: &mut DeviceFindings,
 ) -> Result<(), OpenError> {
     findings.info = Some(DeviceInfo::query(library, findings.ordinal)?);
-    let mut builder = CudaDriver::builder().device(findings.ordinal);
-    if let Some(path) = &arguments.library {
-        builder = builder.library(path);
-    }
-    let driver = builder.open()?;
+    let driver = gpu::open(gpu::builder(findings.ordinal, arguments.library.as_deref()))?;
     findings.memory = Some(driver.memory_info()?);
     findings.granularity = Some(driver.granularity());
     findings.recommended_granularity = Some(driver.recommended_granularity());

@@ -5,6 +5,7 @@
 mod advise;
 mod destination;
 mod doctor;
+mod gpu;
 mod manual;
 mod probe;
 mod progress;

@@ -1,9 +1,9 @@
 //! `gapless probe`: answers every question about the device by experiment, each in a process of its own, because some
 //! experiments lose the device or never return.
 
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, gpu};
 use clap::Args;
-use gapless::driver::cuda::{CudaBuilder, CudaDriver, DeviceInfo, OpenError};
+use gapless::driver::cuda::{CudaBuilder, DeviceInfo, OpenError};
 use gapless_probe::{Answer, Question, Settings};
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
@@ -54,11 +54,7 @@ pub(super) struct ProbeArguments {
 
 impl ProbeArguments {
     fn builder(&self) -> CudaBuilder {
-        let builder = CudaDriver::builder().device(self.device);
-        match &self.library {
-            Some(path) => builder.library(path),
-            None => builder,
-        }
+        gpu::builder(self.device, self.library.as_deref())
     }
 }
 
@@ -120,7 +116,7 @@ fn find(id: &str) -> Option<&'static Question> {
 }
 
 fn describe(arguments: &ProbeArguments) -> Result<(DeviceInfo, String, String), OpenError> {
-    let driver = arguments.builder().open()?;
+    let driver = gpu::open(arguments.builder())?;
     let library = driver.library();
     Ok((driver.info().clone(), library.file().to_owned(), library.version().to_string()))
 }

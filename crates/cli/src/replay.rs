@@ -2,7 +2,7 @@
 
 use super::destination::Destination;
 use super::table;
-use super::{Failure, Outcome, progress};
+use super::{Failure, Outcome, gpu, progress};
 use clap::{Args, ValueEnum};
 use gapless::driver::cuda::{CudaDriver, OpenError};
 use gapless::driver::{CostTable, DriverError, WorkDriver};
@@ -286,11 +286,7 @@ enum GpuError {
 
 impl Gpu {
     fn open(arguments: &ReplayArguments, capacity_bytes: u64) -> Result<Self, GpuError> {
-        let mut builder = CudaDriver::builder().device(arguments.device);
-        if let Some(path) = &arguments.library {
-            builder = builder.library(path);
-        }
-        let driver = Arc::new(builder.open()?);
+        let driver = Arc::new(gpu::open(gpu::builder(arguments.device, arguments.library.as_deref()))?);
         // Loads the kernels now: their memory is not part of the trace's device.
         driver.delay(StreamId::DEFAULT, Duration::from_micros(1))?;
         driver.synchronize(StreamId::DEFAULT)?;

@@ -3,10 +3,9 @@
 //! Every round has a new device and a new allocator, so that closing is tested as well. Any error is a panic; the
 //! figures are printed at the end, and when the user ends the run with Ctrl-C.
 
-use super::{Failure, Outcome, progress};
+use super::{Failure, Outcome, gpu, progress};
 use clap::{Args, ValueEnum};
 use gapless::allocator::Stats;
-use gapless::driver::cuda::CudaDriver;
 use gapless::units::ByteSize;
 use gapless_report::count::count;
 use gapless_testkit::{Cuda, Device, End, Faults, Host, Model, Progress, Stress, World, run_stress};
@@ -96,11 +95,7 @@ impl Driver {
 /// When a check fails: the panic's message is the finding.
 pub(super) fn run(arguments: &SoakArguments) -> Result<Outcome, Failure> {
     if arguments.driver == Driver::Cuda {
-        let builder = CudaDriver::builder().device(arguments.device);
-        let builder = match &arguments.library {
-            Some(path) => builder.library(path),
-            None => builder,
-        };
+        let builder = gpu::builder(arguments.device, arguments.library.as_deref());
         if let Err(error) = Cuda::open_device(builder) {
             eprintln!("error: {error}\nRun gapless doctor for details");
             return Ok(Outcome::NoDevice);

@@ -20,9 +20,11 @@ const MAIN: StreamId = StreamId::DEFAULT;
 fn device() -> Option<Arc<CudaDriver>> {
     let mut builder = CudaDriver::builder();
     if let Some(path) = std::env::var_os("GAPLESS_BENCH_LIBRARY") {
-        builder = builder.library(path);
+        // SAFETY: it is a driver library, says who runs this.
+        builder = unsafe { builder.library(path) };
     }
-    match builder.open() {
+    // SAFETY: the measurements keep the traits' rules.
+    match unsafe { builder.open() } {
         Ok(driver) => Some(Arc::new(driver)),
         Err(error) => {
             eprintln!("skipped: {error}");

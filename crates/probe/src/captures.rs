@@ -1,6 +1,7 @@
 //! The calls that break a capture. Every call is made in a capture of its own, since the first one that is refused ends a capture
 //! for the others too, and with objects that were made before it.
 
+use gapless::StreamId;
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::sys::{
     CUstreamCaptureMode_enum as capture_mode, CUstreamCaptureStatus_enum as capture_status,
@@ -8,10 +9,8 @@ use gapless::driver::cuda::sys::{
 use gapless::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, MemoryDriver, StreamDriver, WorkDriver,
 };
-use gapless::{Allocator, StreamId};
 use serde_json::{Map, Value, json};
 use std::ptr::null_mut;
-use std::sync::Arc;
 
 use crate::calls::{Call, Objects};
 use crate::graphs::{begin, begin_in, destroy_graph, end};
@@ -46,8 +45,8 @@ pub(super) const CAPTURE_REQUEST: Question = Question {
         let mut answers = Map::new();
         for (name, mode) in MODES {
             for elsewhere in [false, true] {
-                let opened = driver.builder.clone().open().map_err(|error| unopened(&error))?;
-                let builder = Allocator::builder(Arc::new(opened)).budget(PAGES * driver.granularity());
+                let builder = driver.builder.clone().allocator().map_err(|error| unopened(&error))?;
+                let builder = builder.budget(PAGES * driver.granularity());
                 let pool = builder.keep_mappings().build().map_err(|error| unopened(&error))?;
                 let stream = driver.create_stream()?;
                 let request = || {
@@ -230,7 +229,9 @@ fn create_blocking(driver: &CudaDriver) -> DriverResult<StreamId> {
     let mut stream = null_mut();
     // SAFETY: a valid out-parameter.
     let result = unsafe { driver.raw().api().cuStreamCreate(&raw mut stream, 0) };
-    driver.raw().check(DriverCall::Stream, "cuStreamCreate", result).map(|()| StreamId(stream as u64))
+    driver.raw().check(DriverCall::Stream, "cuStreamCreate", result)?;
+    // SAFETY: who asks for it destroys it, and uses it no more.
+    Ok(unsafe { StreamId::from_raw(stream as u64) })
 }
 
 /// A call about a captured event, with another stream.

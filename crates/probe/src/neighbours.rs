@@ -13,9 +13,8 @@ use gapless::driver::cuda::sys::{
 };
 use gapless::driver::{DriverCall, DriverResult, MemoryDriver, StreamDriver, WorkDriver};
 use gapless::units::{GIB, round_down};
-use gapless::{Allocator, DeviceAddr, StreamId};
+use gapless::{DeviceAddr, StreamId};
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 use crate::{Question, Subject, WHOLE, no_function, place, reported, skipped, take_away};
 
@@ -231,7 +230,9 @@ impl Green {
         let flags = stream_flags::CU_STREAM_NON_BLOCKING.0;
         // SAFETY: a live green context; a valid out-parameter.
         check("cuGreenCtxStreamCreate", unsafe { create_stream(&raw mut stream, green, flags, 0) })?;
-        Ok(Self { green, context, stream: StreamId(stream as u64) })
+        // SAFETY: it is destroyed with this.
+        let stream = unsafe { StreamId::from_raw(stream as u64) };
+        Ok(Self { green, context, stream })
     }
 
     fn ask(&self, driver: &Subject) -> DriverResult<Value> {
@@ -345,8 +346,8 @@ fn request_on(driver: &Subject, stream: StreamId) -> DriverResult<()> {
             error.to_string(),
         )
     };
-    let opened = driver.builder.clone().open().map_err(|error| failed(&error))?;
-    let allocator = Allocator::builder(Arc::new(opened)).budget(8 * driver.granularity()).build();
+    let builder = driver.builder.clone().allocator().map_err(|error| failed(&error))?;
+    let allocator = builder.budget(8 * driver.granularity()).build();
     let allocator = allocator.map_err(|error| failed(&error))?;
     let block: DeviceAddr = allocator.alloc_raw(driver.granularity(), stream).map_err(|error| failed(&error))?;
     allocator.free(block).map_err(|error| failed(&error))

@@ -21,7 +21,8 @@ pub(super) const PEER_DESCRIPTOR: Question = Question {
         let mut refused = Map::new();
         let mut peers = Vec::new();
         for peer in (0..devices).filter(|&peer| peer != own) {
-            match driver.builder.clone().peers([peer]).open() {
+            // SAFETY: nothing is asked of it.
+            match unsafe { driver.builder.clone().peers([peer]).open() } {
                 Ok(_) => peers.push(peer),
                 Err(error) => {
                     refused.insert(peer.to_string(), json!(error.to_string()));
@@ -31,7 +32,8 @@ pub(super) const PEER_DESCRIPTOR: Question = Question {
         let mut rows = vec![costs(driver, 0)?];
         let counts = if peers.len() > 1 { vec![1, peers.len()] } else { vec![peers.len()] };
         for count in counts.into_iter().filter(|&count| count > 0) {
-            match driver.builder.clone().peers(peers[..count].iter().copied()).open() {
+            // SAFETY: the measurement keeps the traits' rules.
+            match unsafe { driver.builder.clone().peers(peers[..count].iter().copied()).open() } {
                 Ok(with_peers) => rows.push(costs(&with_peers, count)?),
                 Err(error) => {
                     refused.insert(format!("{count} at once"), json!(error.to_string()));

@@ -15,7 +15,7 @@ use gapless_probe::{Measurements, Pass, Question, Settings, reserve_at_most};
 fn open() -> (CudaDriver, MutexGuard<'static, ()>) {
     static DEVICE: Mutex<()> = Mutex::new(());
     let alone = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
-    (CudaDriver::builder().library(simulated::library()).open().unwrap(), alone)
+    (simulated::open(simulated::builder()).unwrap(), alone)
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn questions_undo_what_they_did() {
     let settings = Settings { rounds: 10, part: None };
     for question in Question::ALL.iter().filter(|question| !LEAVE_SOMETHING.contains(&question.id)) {
         let before = usage();
-        let answer = question.ask(CudaDriver::builder().library(simulated::library()), &settings);
+        let answer = question.ask(simulated::builder(), &settings);
         assert_eq!(answer.error, None, "{}", question.id);
         assert_eq!(usage(), before, "{}: chunks, mappings, reservations, events", question.id);
     }

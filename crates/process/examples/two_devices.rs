@@ -1,7 +1,7 @@
 //! Two devices of a process, a pool, and a block of one device that the other one uses: what the figures say at each step.
 //!
 //! The devices are simulated. Those of the machine are opened by
-//! `Process::new(|ordinal, sharing| CudaDriver::builder().device(ordinal).sharing(sharing).open())`.
+//! `Process::new(|ordinal, sharing| unsafe { CudaDriver::builder().device(ordinal).sharing(sharing).open() })`.
 
 use gapless::driver::{HoldStreams, ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::MIB;

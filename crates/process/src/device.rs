@@ -7,7 +7,7 @@
 
 use crate::by_address::ByAddress;
 use crate::conf::Conf;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::foreign::Foreign;
 use crate::history::History;
@@ -75,12 +75,12 @@ impl<D: DeviceDriver> Device<D> {
         if conf.log {
             notice(format_args!(
                 "gapless: device {ordinal} ({}), budget {}",
-                main.allocator.driver().name(),
+                driver_of(&main.allocator).name(),
                 ByteSize(main.allocator.budget())
             ));
         }
         let pools = Arc::new(Pools::new(settings, main.allocator.clone()));
-        let private_page = conf.private.then(|| main.allocator.driver().granularity());
+        let private_page = conf.private.then(|| driver_of(&main.allocator).granularity());
         Ok(Self {
             ordinal,
             foreign: Foreign::new(),
@@ -204,12 +204,12 @@ impl<D: DeviceDriver> Device<D> {
 
     /// Whether this device was given access to the memory of another one, or is the same.
     pub fn reaches(&self, owner: &Self) -> bool {
-        self.ordinal == owner.ordinal || owner.main.allocator.driver().peers().contains(&self.ordinal)
+        self.ordinal == owner.ordinal || driver_of(&owner.main.allocator).peers().contains(&self.ordinal)
     }
 
     /// Waits for all work on the device. Nothing runs on one that is lost.
     pub(crate) fn synchronize(&self) -> Result<(), Error> {
-        match self.main.allocator.driver().synchronize_device() {
+        match driver_of(&self.main.allocator).synchronize_device() {
             Err(error) if !error.kind.is_sticky() => Err(error.into()),
             Ok(()) | Err(_) => Ok(()),
         }

@@ -119,7 +119,7 @@ impl History {
         let time_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
         let kept = ring.most - 1;
         ring.shorten(kept);
-        ring.events.push_back(Event { action, device, addr: addr.0, bytes, stream: stream.0, time_us });
+        ring.events.push_back(Event { action, device, addr: addr.0, bytes, stream: stream.as_raw(), time_us });
     }
 
     /// The events, the oldest first.
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn the_newest_are_kept() {
         let history = History::new();
-        let note = |bytes| history.note(Action::Alloc, 0, DeviceAddr(512), bytes, StreamId(0));
+        let note = |bytes| history.note(Action::Alloc, 0, DeviceAddr(512), bytes, StreamId::DEFAULT);
         note(1);
         assert!(noted(&history).is_empty() && !history.is_on());
         history.record(3, Before::Kept);

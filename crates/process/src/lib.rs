@@ -25,7 +25,7 @@
 //!
 //! Threads: any. No global state: who wants one process-wide table makes a `static` of a [`Process`], as the C interface does.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod blocks;
 mod budget;

@@ -9,7 +9,7 @@
 
 use crate::budget::Budget;
 use crate::device::Device;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::history::Action;
 use crate::notice::notice;
@@ -85,7 +85,7 @@ impl<D: DeviceDriver> Device<D> {
         if self.page_apart(request.bytes).is_none() {
             return Ok(addr);
         }
-        match self.main.allocator.driver().clear(request.stream, addr, request.bytes) {
+        match driver_of(&self.main.allocator).clear(request.stream, addr, request.bytes) {
             Ok(()) => Ok(addr),
             Err(error) => {
                 // Nobody else knows of it yet.
@@ -159,7 +159,7 @@ impl<D: DeviceDriver> Device<D> {
     /// Why a request that is larger than the addresses of a region fails: most of the time the device is far smaller.
     #[cold]
     pub fn explain_too_large(&self, bytes: u64, error: &AllocError) -> String {
-        match self.main.allocator.driver().memory_info() {
+        match driver_of(&self.main.allocator).memory_info() {
             Ok(device) if bytes > device.total => {
                 format!("No allocator could have served this: the device has {} in all.", ByteSize(device.total))
             }
@@ -187,7 +187,7 @@ impl<D: DeviceDriver> Device<D> {
     pub fn set_budget_part(&self, part: f64) -> Result<(), Error> {
         let fraction = || Budget::fraction(part).ok_or(Error::Fraction(part));
         let budget = if part == 0.0 { Budget::Bytes(0) } else { fraction()? };
-        let total = self.main.allocator.driver().memory_info()?.total;
+        let total = driver_of(&self.main.allocator).memory_info()?.total;
         self.set_budget(budget.of(total))
     }
 

@@ -11,7 +11,7 @@
 
 use crate::conf::Peers;
 use crate::device::Device;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::notice::notice;
 use gapless::driver::cuda::OpenError;
@@ -62,7 +62,7 @@ pub(crate) fn introduce<D: DeviceDriver>(new: &Device<D>, others: &[&Device<D>],
 
 /// Gives `peer` access to all memory of `owner`: what is mapped, and what will be.
 fn grant<D: DeviceDriver>(owner: &Device<D>, peer: u32) -> Result<Grant, Error> {
-    let driver = owner.main.allocator.driver();
+    let driver = driver_of(&owner.main.allocator);
     match driver.add_peer(peer) {
         Ok(()) => {}
         Err(OpenError::NoPeerAccess { .. }) => return Ok(Grant::NoPath),

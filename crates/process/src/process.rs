@@ -8,7 +8,7 @@
 use crate::budget::Budget;
 use crate::conf::Conf;
 use crate::device::Device;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::history::History;
 use crate::notice::notice;
@@ -95,7 +95,7 @@ impl<D: DeviceDriver> Process<D> {
             Some(device) => device,
             None => self.device(0)?,
         };
-        let found = any.allocator().driver().ordinal_of(uuid);
+        let found = driver_of(any.allocator()).ordinal_of(uuid);
         Ok(Some(found.ok_or(ShareError::UnseenDevice(uuid))?))
     }
 

@@ -4,7 +4,7 @@
 //!
 //! Threads: any. Cost: the allocator's, and for each request a load of an atomic.
 
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::recording_file;
 use crate::streams::StreamLives;
@@ -185,7 +185,7 @@ impl<D: DeviceDriver> Recorded<D> {
 
     /// Which stream a handle stands for on this thread.
     fn identify(&self, stream: StreamId) -> RecordedStream {
-        match self.allocator.driver().identify(stream) {
+        match driver_of(&self.allocator).identify(stream) {
             Ok(identity) => RecordedStream { key: identity.key, number: Some(identity.number) },
             // A driver that does not answer during a capture.
             Err(_) => RecordedStream { key: stream, number: None },
@@ -213,7 +213,7 @@ impl<D: DeviceDriver> Recorded<D> {
         let named = |source| Error::Record { path: path.to_owned(), source };
         let file = BufWriter::new(recording_file::open(path).map_err(named)?);
         let gzip = path.extension().is_some_and(|ending| ending == "gz");
-        let driver = self.allocator.driver();
+        let driver = driver_of(&self.allocator);
         let mut header = vec![
             ("made", concat!("gapless ", env!("CARGO_PKG_VERSION")).to_owned()),
             ("device", driver.name()),

@@ -3,7 +3,7 @@
 //! Threads: any.
 
 use crate::device::Device;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::pools::PoolId;
 use crate::settings::whole_pages;
@@ -47,7 +47,7 @@ impl<D: DeviceDriver> Device<D> {
         let change = || -> Result<(), Error> {
             let mut free = |blocks: Vec<(&DeviceAddr, &u64)>| -> Result<(), Error> {
                 for (addr, bytes) in blocks {
-                    self.free(*addr, *bytes, StreamId(0))?;
+                    self.free(*addr, *bytes, StreamId::DEFAULT)?;
                     freed.push((*addr, *bytes));
                 }
                 Ok(())
@@ -75,7 +75,7 @@ impl<D: DeviceDriver> Device<D> {
         allocator.alloc_again(addr, bytes).is_ok() || {
             self.settle_foreign();
             // Refused during a capture: then the second try may fail, too.
-            let _ = allocator.driver().synchronize_device();
+            let _ = driver_of(allocator).synchronize_device();
             // No event reports on a stream that may be gone. This learns from a wait of its own, and releases nothing.
             let _ = allocator.trim(u64::MAX);
             allocator.alloc_again(addr, bytes).is_ok()

@@ -1,7 +1,7 @@
 //! Settings of an allocator, checked, and what is built by them.
 
 use crate::budget::Budget;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use gapless::allocator::{Builder, HostBudget};
 use gapless::{Allocator, ChunkPolicy};
@@ -42,7 +42,7 @@ impl Settings {
 
     /// Builds an allocator for memory that captured graphs use, beside that of the device. They have the same listeners.
     pub(crate) fn build_for_graphs<D: DeviceDriver>(&self, main: &Allocator<D>) -> Result<Allocator<D>, Error> {
-        let total = main.driver().memory_info()?.total;
+        let total = driver_of(main).memory_info()?.total;
         let budget = self.budget.map_or(total, |budget| budget.of(total));
         // A process may have a pool for each of its graphs, and most of these are small.
         let builder = self.builder_beside(main)?;
@@ -55,7 +55,7 @@ impl Settings {
     }
 
     fn builder_beside<D: DeviceDriver>(&self, main: &Allocator<D>) -> Result<Builder<D>, Error> {
-        let builder = self.builder_on(Arc::clone(main.driver()))?;
+        let builder = self.builder_on(Arc::clone(driver_of(main)))?;
         let builder = builder.listeners(Arc::clone(main.listeners()));
         Ok(with_backups(builder, Arc::clone(main.host_budget()), main.backup_directory()))
     }

@@ -3,7 +3,7 @@
 //! Threads: any. The table is not locked while a block is opened or closed, which may take its time.
 
 use crate::by_address::ByAddress;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::pools::Pools;
 use gapless::allocator::Holder;
@@ -24,7 +24,7 @@ impl<D: DeviceDriver> Sharing<D> {
     /// Nothing is shared yet. Imports are not unmapped while a stream may be being captured, of which the pools know. With
     /// `exposes`, what others have opened is not used again once it is freed.
     pub fn new(allocator: &Allocator<D>, pools: Arc<Pools<D>>, exposes: bool) -> Self {
-        let importer = Importer::with_captures(Arc::clone(allocator.driver()), move || pools.may_be_captured());
+        let importer = Importer::with_captures(Arc::clone(driver_of(allocator)), move || pools.may_be_captured());
         let exporter = if exposes { Exporter::exposing() } else { Exporter::new() };
         Self { exporter, importer, imports: ByAddress::new() }
     }

@@ -12,9 +12,9 @@
 use crate::driver::DeviceDriver;
 use gapless::driver::cuda::{Capture, LEGACY_STREAM, OpenError, PER_THREAD_STREAM};
 use gapless::driver::{
-    ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams, HostConfig,
-    HostDriver, HostMemory, MemoryDriver, MemoryInfo, Mismatch, ModelConfig, ModelDriver, StreamDriver, StreamIdentity,
-    WorkDriver,
+    CheckedDriver, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HoldStreams,
+    HostConfig, HostDriver, HostMemory, MemoryDriver, MemoryInfo, Mismatch, ModelConfig, ModelDriver, StreamDriver,
+    StreamIdentity, WorkDriver,
 };
 use gapless::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
@@ -69,7 +69,7 @@ impl<D> Simulated<D> {
 
     /// The handle of a stream as others see it.
     fn outer(&self, stream: StreamId) -> StreamId {
-        if is_of_every_device(stream) { stream } else { StreamId(stream.0 | self.code()) }
+        if is_of_every_device(stream) { stream } else { renamed(stream.as_raw() | self.code()) }
     }
 
     /// The handle of a stream as the inner driver sees it; an error for one of another device.
@@ -77,7 +77,9 @@ impl<D> Simulated<D> {
         match stream {
             LEGACY_STREAM => Ok(StreamId::DEFAULT),
             _ if is_of_every_device(stream) => Ok(stream),
-            _ if stream.0 >> STREAM_BITS == self.code() >> STREAM_BITS => Ok(StreamId(stream.0 ^ self.code())),
+            _ if stream.as_raw() >> STREAM_BITS == self.code() >> STREAM_BITS => {
+                Ok(renamed(stream.as_raw() ^ self.code()))
+            }
             _ => {
                 let text = format!("{stream:?} is no stream of device {}", self.ordinal);
                 Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text))
@@ -94,9 +96,16 @@ impl<D> Simulated<D> {
     }
 }
 
+/// The stream inside or outside that stands for one.
+#[expect(unsafe_code, reason = "the driver inside looks at what it gets")]
+fn renamed(handle: u64) -> StreamId {
+    // SAFETY: it goes to a checked driver, or comes from one.
+    unsafe { StreamId::from_raw(handle) }
+}
+
 /// Whether a handle says nothing of a device: a default stream's, and the key of a thread's.
 fn is_of_every_device(stream: StreamId) -> bool {
-    [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream) || stream.0 >= THREAD_KEYS
+    [StreamId::DEFAULT, LEGACY_STREAM, PER_THREAD_STREAM].contains(&stream) || stream.as_raw() >= THREAD_KEYS
 }
 
 impl<D: DeviceDriver> DeviceDriver for Simulated<D> {
@@ -112,7 +121,8 @@ impl<D: DeviceDriver> DeviceDriver for Simulated<D> {
         if let Ok(own) = self.own(stream) {
             return self.inner.check_stream(own).map(|()| self.ordinal);
         }
-        u32::try_from((stream.0 >> STREAM_BITS).wrapping_sub(1)).or_else(|_| self.own(stream).map(|_| self.ordinal))
+        u32::try_from((stream.as_raw() >> STREAM_BITS).wrapping_sub(1))
+            .or_else(|_| self.own(stream).map(|_| self.ordinal))
     }
 
     fn add_peer(&self, peer: u32) -> Result<(), OpenError> {
@@ -131,6 +141,10 @@ impl<D: DeviceDriver> DeviceDriver for Simulated<D> {
         self.peers.lock().clone()
     }
 }
+
+#[expect(unsafe_code, reason = "the trait says what a driver does with wrong handles")]
+// SAFETY: each call goes to a checked driver.
+unsafe impl<D: CheckedDriver> CheckedDriver for Simulated<D> {}
 
 impl<D: MemoryDriver> MemoryDriver for Simulated<D> {
     fn granularity(&self) -> u64 {

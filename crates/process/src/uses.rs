@@ -3,7 +3,7 @@
 //! Threads: any. Cost: that of the allocators; a stream that is none of the block's device is asked for at the driver.
 
 use crate::device::Device;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::process::Process;
 use crate::streams::StreamLives;
@@ -83,7 +83,7 @@ impl<D: DeviceDriver> Process<D> {
         allocator.expect_live(addr)?;
         let ordinal = device.ordinal;
         let refused = |source: StreamError| Error::Foreign { ordinal, stream, source };
-        let source = match device.main.allocator.driver().device_of_stream(stream) {
+        let source = match driver_of(&device.main.allocator).device_of_stream(stream) {
             Ok(other) if other != ordinal => {
                 let user = self.device(other)?;
                 let its = &user.main.allocator;

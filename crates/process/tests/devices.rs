@@ -3,8 +3,8 @@
 use gapless::StreamId;
 use gapless::allocator::{AddressFacts, AllocError, FreeError};
 use gapless::driver::{
-    DriverCall, DriverErrorKind, Fault, FaultDriver, HoldStreams, HostConfig, HostDriver, MemoryDriver, ModelConfig,
-    ModelDriver, StreamDriver, WorkDriver,
+    CheckedDriver, DriverCall, DriverErrorKind, Fault, FaultDriver, HoldStreams, HostConfig, HostDriver, MemoryDriver,
+    ModelConfig, ModelDriver, StreamDriver, WorkDriver,
 };
 use gapless::units::MIB;
 use gapless_process::{
@@ -24,12 +24,18 @@ fn models() -> Process<Simulated<ModelDriver>> {
     process
 }
 
+/// Returns the stream that has a handle, or none.
+const fn stream_of(handle: u64) -> StreamId {
+    // SAFETY: the drivers here look at what they get.
+    unsafe { StreamId::from_raw(handle) }
+}
+
 fn request(mib: u64) -> Request {
     Request::new(mib * MIB, StreamId::DEFAULT)
 }
 
 /// The free of a block is deferred for a stream of the other device, of whichever driver.
-fn defer_a_free<D: DeviceDriver + HoldStreams>(process: &Process<D>) {
+fn defer_a_free<D: CheckedDriver + DeviceDriver + HoldStreams>(process: &Process<D>) {
     let (first, second) = (process.device(0).unwrap(), process.device(1).unwrap());
     assert!(first.reaches(second) && second.reaches(first));
     let driver = second.allocator().driver();
@@ -50,7 +56,7 @@ fn defer_a_free<D: DeviceDriver + HoldStreams>(process: &Process<D>) {
     driver.synchronize(reader).unwrap();
     assert_eq!(first.trim(0).unwrap().held_bytes, 0);
     assert_eq!(first.figures(None).unwrap().live_bytes, 0);
-    let none = StreamId(0x7700);
+    let none = stream_of(0x7700);
     let addr = first.alloc(&request(2)).unwrap();
     match process.record_stream(first, addr, none, StreamLives::Unknown) {
         Err(Error::Foreign { ordinal: 0, stream, .. }) => assert_eq!(stream, none),
@@ -402,7 +408,7 @@ fn a_recording_has_what_advice_needs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.trace");
     device.main().record(&path).unwrap();
-    let per_thread = Request::new(4 * MIB, StreamId(2));
+    let per_thread = Request::new(4 * MIB, stream_of(2));
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| device.alloc(&per_thread).unwrap()).join().unwrap();

@@ -28,6 +28,12 @@ fn request(mib: u64, stream: StreamId) -> Request {
     Request::new(mib * MIB, stream)
 }
 
+/// Returns the stream that has a handle, or none.
+const fn stream_of(handle: u64) -> StreamId {
+    // SAFETY: the drivers here look at what they get.
+    unsafe { StreamId::from_raw(handle) }
+}
+
 fn live_in_pool(device: &Device<Simulated<ModelDriver>>) -> Option<u64> {
     device.figures(Some(POOL)).map(|sums| sums.live_bytes / MIB)
 }
@@ -39,7 +45,7 @@ fn the_opening_that_was_last_is_closed_first() {
     let device = process.device(0).unwrap();
     let driver = device.allocator().driver();
     let stream = driver.create_stream().unwrap();
-    let inner = StreamId(stream.0 & ((1 << STREAM_BITS) - 1));
+    let inner = stream_of(stream.as_raw() & ((1 << STREAM_BITS) - 1));
     device.pools().begin(POOL).unwrap();
     let first = device.alloc(&request(2, StreamId::DEFAULT)).unwrap();
     device.pools().begin(POOL).unwrap();
@@ -67,7 +73,7 @@ fn a_pool_is_open_for_one_capture() {
         let device = process.device(0).unwrap();
         let driver = device.allocator().driver();
         let stream = driver.create_stream().unwrap();
-        let inner = StreamId(stream.0 & ((1 << STREAM_BITS) - 1));
+        let inner = stream_of(stream.as_raw() & ((1 << STREAM_BITS) - 1));
         device.pools().begin(OTHER).unwrap();
         let of_other = device.alloc(&request(2, StreamId::DEFAULT)).unwrap();
         device.pools().begin(POOL).unwrap();
@@ -273,7 +279,7 @@ fn a_registered_block_outlives_a_stream_that_is_none() {
     let process = models();
     let device = process.device(0).unwrap();
     let block = device.alloc_registered(1, StreamId::DEFAULT).unwrap();
-    assert!(device.record_registered(block, StreamId(0x7700)).is_err());
+    assert!(device.record_registered(block, stream_of(0x7700)).is_err());
     assert_eq!(device.allocator().stats().registered_bytes, 2 * MIB);
     device.record_registered(block, StreamId::DEFAULT).unwrap();
     device.free_registered(block).unwrap();

@@ -10,6 +10,12 @@ use gapless::units::MIB;
 use gapless_process::{Error, Process, Request, Simulated, StreamLives};
 use std::sync::{Arc, Mutex};
 
+/// Returns the stream that has a handle, or none.
+const fn stream_of(handle: u64) -> StreamId {
+    // SAFETY: the drivers here look at what they get.
+    unsafe { StreamId::from_raw(handle) }
+}
+
 /// Fails the next call of a kind, or the next question for a stream's identity.
 #[derive(Default)]
 struct Refusal {
@@ -84,7 +90,7 @@ fn a_device_that_cannot_be_waited_for() {
     let device = process.device(0).unwrap();
     let free_while = |addr, kind| {
         *driver.hook().call.lock().unwrap() = Some((DriverCall::Synchronize, kind));
-        process.free_on(device, addr, 0, StreamId(0x7700))
+        process.free_on(device, addr, 0, stream_of(0x7700))
     };
     let addr = device.alloc(&request(2)).unwrap();
     match free_while(addr, DriverErrorKind::Capturing) {

@@ -7,7 +7,7 @@ use crate::error::ShareError;
 use crate::handle::{Handle, Source, Token};
 use crate::patience::Patience;
 use gapless::driver::{ChunkHandle, Driver};
-use gapless::{DeviceAddr, ProcessIdentity, StreamId};
+use gapless::{Allocator, DeviceAddr, ProcessIdentity, StreamId};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -129,6 +129,12 @@ impl<D: Driver> Importer<D> {
     pub fn new(driver: Arc<D>) -> Self {
         let of_default = Arc::clone(&driver);
         Self::with_captures(driver, move || of_default.is_capturing(StreamId::DEFAULT))
+    }
+
+    /// An importer on the device of an allocator, as [`new`](Self::new).
+    pub fn beside(allocator: &Allocator<D>) -> Self {
+        // SAFETY: an importer ends nothing that an allocator uses, and names no stream but the default one.
+        Self::new(Arc::clone(unsafe { allocator.driver_unchecked() }))
     }
 
     /// An importer for a device that asks `may_be_capturing` before it waits for the device, which would break a capture into a

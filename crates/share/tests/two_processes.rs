@@ -9,7 +9,7 @@ use gapless::driver::{MemoryDriver, WorkDriver};
 use gapless::units::{DeviceAddr, MIB, StreamId};
 use gapless::{Allocator, ChunkPolicy};
 use gapless_share::{Exporter, FOLDER, HANDLE_BYTES, Handle, Importer, ShareError, SharedBlock};
-use simulated::{library, with_settings};
+use simulated::with_settings;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -26,7 +26,7 @@ const ORDINAL: &str = "GAPLESS_TEST_ORDINAL";
 
 fn open_device() -> Arc<CudaDriver> {
     let ordinal = std::env::var(ORDINAL).map_or(0, |ordinal| ordinal.parse().unwrap());
-    Arc::new(CudaDriver::builder().device(ordinal).library(library()).open().unwrap())
+    Arc::new(simulated::open(simulated::builder().device(ordinal)).unwrap())
 }
 
 fn holds(driver: &CudaDriver, addr: DeviceAddr, bytes: u64, seed: u64) -> bool {

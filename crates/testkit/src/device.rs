@@ -3,7 +3,8 @@
 use crate::op::{CaptureMode, CurrentContext};
 use gapless::allocator::{Builder, ChunkPolicy};
 use gapless::driver::{
-    Driver, DriverResult, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver, PER_THREAD_STREAM,
+    CheckedDriver, Driver, DriverResult, DriverUsage, HoldStreams, HostConfig, HostDriver, ModelConfig, ModelDriver,
+    PER_THREAD_STREAM,
 };
 use gapless::units::{DeviceAddr, KIB, MIB, StreamId};
 use std::os::unix::fs::MetadataExt;
@@ -107,8 +108,14 @@ fn backup_directory() -> PathBuf {
     std::env::temp_dir().join(format!("gapless-testkit-{user}"))
 }
 
+/// Returns the stream that has a handle, or none.
+pub(crate) const fn stream_of(handle: u64) -> StreamId {
+    // SAFETY: the drivers of tests look at what they get, and get no stream that does not exist where they are a real device.
+    unsafe { StreamId::from_raw(handle) }
+}
+
 /// A device whose state a test can inspect and control.
-pub trait Device: HoldStreams + Sized {
+pub trait Device: CheckedDriver + HoldStreams + Sized {
     /// Size of a page in the worlds of this device, in bytes.
     const PAGE_BYTES: u64 = 64 * KIB;
 

@@ -25,7 +25,9 @@ pub fn run_input(bytes: &[u8], extra: Extra, threads: usize) {
         ("simulated", true) => {
             let executable = std::env::current_exe().expect("an executable");
             let library = executable.with_file_name("libgapless_sim_libcuda.so");
-            Cuda::open_device(CudaDriver::builder().library(library)).expect("the simulated library");
+            // SAFETY: it is a driver library.
+            let builder = unsafe { CudaDriver::builder().library(library) };
+            Cuda::open_device(builder).expect("the simulated library");
             let (world, ops) = with_larger_pages(&world, ops, Cuda::PAGE_BYTES);
             run_on::<Cuda>(&world, &ops, threads);
         }

@@ -27,7 +27,9 @@ fn device() -> MutexGuard<'static, ()> {
         // SAFETY: whatever else this process does at the same time reads the environment through std, if at all, which locks it.
         unsafe { std::env::set_var("GAPLESS_SIM_DEVICES", "2") };
     }
-    Cuda::open_device(if on_device { builder } else { builder.library(simulated::library()) }).unwrap();
+    // SAFETY: it is a driver library.
+    let builder = if on_device { builder } else { unsafe { builder.library(simulated::library()) } };
+    Cuda::open_device(builder).unwrap();
     turn
 }
 

@@ -15,8 +15,8 @@
 use crate::Device;
 use crate::device::PAGE_BYTES;
 use gapless::driver::{
-    ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HostMemory, MemoryDriver,
-    MemoryInfo, Mismatch, ModelConfig, StreamDriver, StreamIdentity, StreamLifetime, WorkDriver,
+    CheckedDriver, ChunkHandle, DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HostMemory,
+    MemoryDriver, MemoryInfo, Mismatch, ModelConfig, StreamDriver, StreamIdentity, StreamLifetime, WorkDriver,
 };
 use gapless::units::{DeviceAddr, StreamId, round_up};
 use parking_lot::Mutex;
@@ -87,6 +87,9 @@ impl State {
         Err(DriverError::new(call, DriverErrorKind::OutOfMemory, "a limit of the simulated device"))
     }
 }
+
+// SAFETY: it touches no memory but its own books.
+unsafe impl CheckedDriver for CapacityDriver {}
 
 impl MemoryDriver for CapacityDriver {
     fn granularity(&self) -> u64 {
@@ -162,7 +165,7 @@ impl StreamDriver for CapacityDriver {
 
     fn identify(&self, stream: StreamId) -> DriverResult<StreamIdentity> {
         let lifetime = if stream == StreamId::DEFAULT { StreamLifetime::Device } else { StreamLifetime::Owner };
-        Ok(StreamIdentity { key: stream, number: stream.0 + 1, lifetime })
+        Ok(StreamIdentity { key: stream, number: stream.as_raw() + 1, lifetime })
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {
@@ -215,7 +218,8 @@ impl StreamDriver for CapacityDriver {
 impl WorkDriver for CapacityDriver {
     fn create_stream(&self) -> DriverResult<StreamId> {
         let mut state = self.state.lock();
-        let stream = StreamId(state.next_stream);
+        // SAFETY: a stream of this driver from here on, which looks at what it gets.
+        let stream = unsafe { StreamId::from_raw(state.next_stream) };
         state.next_stream += 1;
         Ok(stream)
     }

@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn streams_are_told_apart_by_what_they_are_not_by_their_handle() {
         let recorder = Recorder::new(Vec::new(), Compression::Plain, &[]).unwrap();
-        let during_capture = |key| RecordedStream { key: StreamId(key), number: None };
+        let during_capture = |key| RecordedStream { number: None, ..numbered(key, 0) };
         let streams = [
             numbered(0, 0),
             // The default streams of two threads.
@@ -309,7 +309,9 @@ mod tests {
     }
 
     fn numbered(key: u64, number: u64) -> RecordedStream {
-        RecordedStream { key: StreamId(key), number: Some(number) }
+        // SAFETY: no driver gets it.
+        let key = unsafe { StreamId::from_raw(key) };
+        RecordedStream { key, number: Some(number) }
     }
 
     #[test]

@@ -56,15 +56,21 @@ impl Library {
 
     /// Loads the library at `path` instead of the installed one.
     ///
+    /// # Safety
+    /// The file is a driver library, or none at all: loading it runs its code.
+    ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_from(path: &Path) -> Result<&'static Self, LoadError> {
+    pub unsafe fn open_from(path: &Path) -> Result<&'static Self, LoadError> {
         Self::open_first(&[path.as_os_str()])
     }
 
     /// Finds the library at `path`, or the installed one, and reads its version, without starting it: what can be said
     /// of a driver that [`open`](Self::open) refuses. `None` if no library could be loaded.
-    pub fn find(path: Option<&Path>) -> Option<LibraryFile> {
+    ///
+    /// # Safety
+    /// That of [`open_from`](Self::open_from).
+    pub unsafe fn find(path: Option<&Path>) -> Option<LibraryFile> {
         let names = path.map_or_else(|| DEFAULT_NAMES.map(OsStr::new).to_vec(), |path| vec![path.as_os_str()]);
         let (handle, name) = names.iter().find_map(|&name| Some((dlopen(name).ok()?, name)))?;
         let file = file_of(&handle).unwrap_or_else(|| name.to_string_lossy().into_owned());

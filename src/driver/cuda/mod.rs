@@ -54,9 +54,9 @@ pub use library::{Library, LibraryFile};
 pub use plain::PlainDevice;
 pub use streams::LEGACY_STREAM;
 
+use crate::sync::unseen::Mutex;
 use std::path::PathBuf;
 
-use crate::sync::unseen::Mutex;
 use context::Context;
 use peers::Peers;
 use sys::CUdevice;
@@ -123,7 +123,10 @@ impl CudaBuilder {
     }
 
     /// Sets the driver library to use. Default: the installed one.
-    pub fn library(mut self, path: impl Into<PathBuf>) -> Self {
+    ///
+    /// # Safety
+    /// The file is a driver library, or none at all: loading it runs its code.
+    pub unsafe fn library(mut self, path: impl Into<PathBuf>) -> Self {
         self.library = Some(path.into());
         self
     }
@@ -131,9 +134,14 @@ impl CudaBuilder {
     /// Opens the device: loads the library if that has not happened yet, retains the primary context, and runs one
     /// whole cycle of virtual memory calls.
     ///
+    /// # Safety
+    /// The methods of the driver traits are safe to call, but the CUDA driver does not look at what it gets. No code that gets this
+    /// driver calls them with a handle, a stream or an address that is not valid at that time, as [`driver`](crate::driver) says.
+    /// Allocators keep this: [`allocator`](Self::allocator) is safe, since the driver is handed to nobody else.
+    ///
     /// # Errors
     /// [`OpenError`], which says what to do. Nothing is held afterwards.
-    pub fn open(self) -> Result<CudaDriver, OpenError> {
+    pub unsafe fn open(self) -> Result<CudaDriver, OpenError> {
         let library = self.load()?;
         let count = library.device_count()?;
         if self.ordinal >= count {
@@ -169,7 +177,8 @@ impl CudaBuilder {
 impl CudaBuilder {
     fn load(&self) -> Result<&'static Library, LoadError> {
         match &self.library {
-            Some(path) => Library::open_from(path),
+            // SAFETY: who set it has made sure that it is a driver library.
+            Some(path) => unsafe { Library::open_from(path) },
             None => Library::open(),
         }
     }
@@ -178,10 +187,14 @@ impl CudaBuilder {
 impl CudaDriver {
     /// Opens device number `ordinal`, counted from 0, with the default settings.
     ///
+    /// # Safety
+    /// That of [`CudaBuilder::open`].
+    ///
     /// # Errors
     /// As [`CudaBuilder::open`].
-    pub fn open(ordinal: u32) -> Result<Self, OpenError> {
-        Self::builder().device(ordinal).open()
+    pub unsafe fn open(ordinal: u32) -> Result<Self, OpenError> {
+        // SAFETY: the caller's part.
+        unsafe { Self::builder().device(ordinal).open() }
     }
 
     /// Returns a builder with the default settings.

@@ -27,6 +27,8 @@ pub(super) struct Books {
     pub(super) pages: Pages,
     /// The host's memory for copies.
     pub(super) host_memory: HashMap<HostMemory, Vec<u64>>,
+    /// What of it is shown to a caller, and whether to be changed.
+    pub(super) shown: Vec<(HostMemory, bool)>,
     pub(super) in_flight: HashMap<u64, InFlight>,
     pub(super) handles: Handles,
     /// Lanes of the streams that are being captured.
@@ -85,11 +87,23 @@ impl Books {
     pub(super) fn admit(&mut self, call: DriverCall, stream: StreamId, task: Task) -> DriverResult<Work> {
         let answer = task.spans().try_for_each(|span| self.ledger.check_access(span.addr, span.bytes));
         let answer = answer.and_then(|()| task.check_overlap());
+        let answer = answer.and_then(|()| match task.host_memory() {
+            Some(memory) => self.check_not_shown(memory, !task.writes(memory)),
+            None => Ok(()),
+        });
         self.enforce(call, answer)?;
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.in_flight.insert(ticket, InFlight { stream, task });
         Ok(Work { ticket, task })
+    }
+
+    /// Checks that nobody is shown memory of the host, or only to read where the call does no more.
+    pub(super) fn check_not_shown(&self, memory: HostMemory, reads: bool) -> Result<(), Refusal> {
+        match self.shown.iter().any(|&(shown, changes)| shown == memory && (changes || !reads)) {
+            true => Err(Refusal::Misuse(format!("{memory:?} is used while it is shown"))),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn check_idle(&self, addr: DeviceAddr, bytes: u64) -> Result<(), Refusal> {

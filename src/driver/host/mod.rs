@@ -27,8 +27,8 @@ pub use shared_files::SharedChunk;
 use super::handles::{Handles, NoStream, is_default, is_of_thread};
 use super::ledger::{Ledger, Refusal};
 use super::{
-    ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, EventHandle,
-    HostMemory, MemoryDriver, MemoryInfo,
+    CheckedDriver, ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage,
+    EventHandle, HostMemory, MemoryDriver, MemoryInfo,
 };
 use crate::sync::Arc;
 use crate::sync::unseen::{Mutex, MutexGuard, RwLock};
@@ -114,6 +114,7 @@ impl HostDriver {
                 ),
                 pages: Pages::new().map_err(|errno| kernel(DriverCall::Open, errno))?,
                 host_memory: HashMap::new(),
+                shown: Vec::new(),
                 in_flight: HashMap::new(),
                 handles: Handles::new(),
                 capturing: HashSet::new(),
@@ -418,7 +419,7 @@ impl MemoryDriver for HostDriver {
         let in_use = books.in_flight.values().any(|work| work.task.uses(memory));
         let answer = match in_use {
             true => Err(Refusal::Misuse(format!("{memory:?} is freed while a copy is in flight"))),
-            false => books.ledger.host_free(memory),
+            false => books.check_not_shown(memory, false).and_then(|()| books.ledger.host_free(memory)),
         };
         books.enforce(DriverCall::HostFree, answer)?;
         books.host_memory.remove(&memory);
@@ -426,18 +427,17 @@ impl MemoryDriver for HostDriver {
     }
 
     fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
-        const CALL: DriverCall = DriverCall::HostAlloc;
-        let start = {
+        let shown = {
             let mut books = self.books.lock();
             let is_written = books.in_flight.values().any(|work| work.task.writes(memory));
             let answer = match is_written {
                 true => Err(Refusal::Misuse(format!("{memory:?} is read while a copy to it is in flight"))),
                 false => books.ledger.check_host(memory, offset, bytes),
             };
-            books.enforce(CALL, answer)?
+            self.show(&mut books, (memory, false), answer)?
         };
-        // SAFETY: the range is within memory of the host, which is neither freed nor written to meanwhile (the trait's contract).
-        read(unsafe { bytes::slice(start + offset, bytes) });
+        // SAFETY: the range is within memory of the host, which is neither freed nor written to while it is shown.
+        read(unsafe { bytes::slice(shown.start + offset, bytes) });
         Ok(())
     }
 
@@ -448,20 +448,55 @@ impl MemoryDriver for HostDriver {
         bytes: u64,
         write: &mut dyn FnMut(&mut [u8]),
     ) -> DriverResult<()> {
-        const CALL: DriverCall = DriverCall::HostAlloc;
-        let start = {
+        let shown = {
             let mut books = self.books.lock();
             let is_used = books.in_flight.values().any(|work| work.task.uses(memory));
             let answer = match is_used {
                 true => Err(Refusal::Misuse(format!("{memory:?} is written to while a copy is in flight"))),
                 false => books.ledger.check_host(memory, offset, bytes),
             };
-            books.enforce(CALL, answer)?
+            self.show(&mut books, (memory, true), answer)?
         };
-        // SAFETY: the range is within memory of the host, which is neither freed nor used by a copy meanwhile (the trait's
-        // contract).
-        write(unsafe { bytes::slice_mut(start + offset, bytes) });
+        // SAFETY: the range is within memory of the host, which is neither freed nor used by anybody else while it is shown.
+        write(unsafe { bytes::slice_mut(shown.start + offset, bytes) });
         Ok(())
+    }
+}
+
+// SAFETY: reservations hold nothing but device memory, and work is admitted where memory is mapped and stays so until it has run.
+// Memory of the host is found by its name; what is shown is neither freed nor used by anything else meanwhile.
+unsafe impl CheckedDriver for HostDriver {}
+
+/// Memory of the host that is shown to a caller, until this is dropped.
+struct Shown<'a> {
+    books: &'a SharedBooks,
+    entry: (HostMemory, bool),
+    /// Its first byte, in this process.
+    start: u64,
+}
+
+impl HostDriver {
+    /// Notes that memory is shown from now on, and whether to be changed, where `answer` found it.
+    fn show(
+        &self,
+        books: &mut Books,
+        entry: (HostMemory, bool),
+        answer: Result<u64, Refusal>,
+    ) -> DriverResult<Shown<'_>> {
+        let (memory, changes) = entry;
+        let answer = answer.and_then(|start| books.check_not_shown(memory, !changes).map(|()| start));
+        let start = books.enforce(DriverCall::HostAlloc, answer)?;
+        books.shown.push(entry);
+        Ok(Shown { books: &self.books, entry, start })
+    }
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        let shown = &mut self.books.lock().shown;
+        if let Some(at) = shown.iter().position(|entry| *entry == self.entry) {
+            shown.swap_remove(at);
+        }
     }
 }
 
@@ -557,6 +592,34 @@ mod tests {
         driver.synchronize(MAIN).unwrap();
         driver.unmap(addr, PAGE).unwrap();
         assert_eq!((driver.take_violations(), driver.host_waits()), (Vec::new(), 1));
+    }
+
+    #[test]
+    fn memory_that_is_shown_is_left_alone() {
+        let driver = host();
+        let memory = driver.host_alloc(PAGE).unwrap();
+        let addr = mapped(&driver);
+        let refused = |count| assert_eq!(driver.take_violations().len(), count);
+        let mut looks = 0;
+        let look = &mut |_: &[u8]| {
+            driver.host_free(memory).unwrap_err();
+            driver.host_write(memory, 0, 8, &mut |_| unreachable!()).unwrap_err();
+            driver.copy_out(MAIN, memory, 0, addr, PAGE).unwrap_err();
+            refused(3);
+            driver.copy_in(MAIN, addr, memory, 0, PAGE).unwrap();
+            driver.host_read(memory, 0, 8, &mut |_| looks += 1).unwrap();
+        };
+        driver.host_read(memory, 0, PAGE, look).unwrap();
+        driver.synchronize(MAIN).unwrap();
+        let change = &mut |_: &mut [u8]| {
+            driver.host_free(memory).unwrap_err();
+            driver.host_read(memory, 0, 8, &mut |_| unreachable!()).unwrap_err();
+            driver.copy_in(MAIN, addr, memory, 0, PAGE).unwrap_err();
+            refused(3);
+        };
+        driver.host_write(memory, 0, PAGE, change).unwrap();
+        driver.host_free(memory).unwrap();
+        assert_eq!((looks, driver.take_violations()), (1, Vec::new()));
     }
 
     #[test]

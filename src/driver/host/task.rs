@@ -99,12 +99,17 @@ impl Task {
         }
     }
 
+    /// The piece of the host's memory that the task reads or writes.
+    pub(super) fn host_memory(self) -> Option<HostMemory> {
+        match self {
+            Self::CopyOut { target: span, .. } | Self::CopyIn { source: span, .. } => Some(span.memory),
+            Self::Fill { .. } | Self::Verify { .. } | Self::Copy { .. } | Self::Clear { .. } => None,
+        }
+    }
+
     /// Whether the task reads or writes a piece of the host's memory.
     pub(super) fn uses(self, memory: HostMemory) -> bool {
-        match self {
-            Self::CopyOut { target: span, .. } | Self::CopyIn { source: span, .. } => span.memory == memory,
-            Self::Fill { .. } | Self::Verify { .. } | Self::Copy { .. } | Self::Clear { .. } => false,
-        }
+        self.host_memory() == Some(memory)
     }
 
     /// Whether the task writes to a piece of the host's memory.

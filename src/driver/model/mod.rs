@@ -23,8 +23,8 @@ mod timeline;
 use super::handles::Handles;
 use super::ledger::{Ledger, Refusal};
 use super::{
-    ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage, HostMemory,
-    MemoryDriver, MemoryInfo,
+    CheckedDriver, ChunkHandle, DriverCall, DriverCalls, DriverError, DriverErrorKind, DriverResult, DriverUsage,
+    HostMemory, MemoryDriver, MemoryInfo,
 };
 use crate::sync::unseen::{Mutex, MutexGuard};
 use crate::units::{ByteSize, DeviceAddr, MIB, StreamId};
@@ -215,6 +215,9 @@ impl Default for ModelDriver {
         Self::new(ModelConfig::default())
     }
 }
+
+// SAFETY: it touches no memory but its own books.
+unsafe impl CheckedDriver for ModelDriver {}
 
 impl MemoryDriver for ModelDriver {
     fn granularity(&self) -> u64 {

@@ -87,7 +87,7 @@ pub extern "C" fn gapless_torch_device_of(pointer: *const c_void) -> i32 {
 pub extern "C" fn gapless_torch_delete(pointer: *mut c_void) -> gapless_status {
     guard(|| {
         let addr = address(pointer);
-        Ok(owner(addr)?.free(addr, 0, StreamId(0))?)
+        Ok(owner(addr)?.free(addr, 0, StreamId::DEFAULT)?)
     })
 }
 
@@ -411,7 +411,7 @@ fn described(device: &Device<CudaDriver>, block: Block) -> gapless_torch_block {
         address: block.addr.0,
         bytes: block.bytes,
         requested_bytes: block.requested_bytes,
-        stream: block.stream.0,
+        stream: block.stream.as_raw(),
         pool: named(block.pool),
     }
 }

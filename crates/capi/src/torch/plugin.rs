@@ -87,7 +87,8 @@ pub(crate) fn worded(device: &Device<CudaDriver>, bytes: u64, error: AllocError)
     };
     let info = match error.report() {
         Some(report) => report.device,
-        None => device.allocator().driver().memory_info().ok(),
+        // SAFETY: it is asked how much memory it has.
+        None => unsafe { device.allocator().driver_unchecked() }.memory_info().ok(),
     };
     let headline = message::headline(device.ordinal(), bytes, info, device.memory_use());
     let failure = Failure::caused(GAPLESS_ERROR_OUT_OF_MEMORY, format!("{headline}\n{explanation}"), &error);

@@ -28,7 +28,9 @@ pub fn in_world_of(test: &str, capacity: &str, library: &Path, body: impl FnOnce
         let name = CString::new(library.to_str().expect("UTF-8")).expect("a path");
         // SAFETY: a NUL-terminated path of a driver library. By its own name from then on.
         assert!(!unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null());
-        let driver = CudaDriver::builder().library(library).open().expect("a device");
+        // SAFETY: it is a driver library.
+        let builder = unsafe { CudaDriver::builder().library(library) };
+        let driver = simulated::open(builder).expect("a device");
         // SAFETY: the simulated library's functions have the types of cuda.h.
         let required = unsafe { Required::new(library) }.expect("all functions");
         // SAFETY: as above.
@@ -40,7 +42,7 @@ pub fn in_world_of(test: &str, capacity: &str, library: &Path, body: impl FnOnce
 }
 
 pub fn raw(stream: StreamId) -> CUstream {
-    std::ptr::with_exposed_provenance_mut(stream.0 as usize)
+    std::ptr::with_exposed_provenance_mut(stream.as_raw() as usize)
 }
 
 impl World {
@@ -190,7 +192,7 @@ pub fn release(pool: u64) {
 }
 
 pub fn try_malloc(bytes: u64, stream: StreamId) -> Option<DeviceAddr> {
-    let pointer = gapless_torch_malloc(bytes as libc::ssize_t, 0, without_provenance_mut(stream.0 as usize));
+    let pointer = gapless_torch_malloc(bytes as libc::ssize_t, 0, without_provenance_mut(stream.as_raw() as usize));
     (!pointer.is_null()).then(|| DeviceAddr(pointer.addr() as u64))
 }
 

@@ -35,7 +35,7 @@ mod pool;
 mod sleep;
 
 use crate::budget::Budget;
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use crate::error::Error;
 use crate::recorded::Request;
 use crate::settings::Settings;
@@ -151,7 +151,7 @@ impl<D: DeviceDriver> Pools<D> {
     }
 
     fn build(&self, books: &Books, kind: PoolKind) -> Result<Allocator<D>, Error> {
-        let driver = self.main.driver();
+        let driver = driver_of(&self.main);
         let mut settings = self.settings;
         // At least a page, or no allocator can be built. What it may hold is decided next.
         let whole = books.whole_budget(&self.main).max(driver.granularity());
@@ -238,7 +238,7 @@ impl<D: DeviceDriver> Pools<D> {
 
     /// Allocates from the open pool that the request belongs to; `None` if it belongs to none.
     pub(crate) fn alloc(&self, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
-        let pool = match self.open.serve_cached(request, self.main.driver())? {
+        let pool = match self.open.serve_cached(request, driver_of(&self.main))? {
             Served::Cached(addr) => return Some(Ok(addr)),
             Served::Not(pool) => pool,
         };
@@ -248,7 +248,7 @@ impl<D: DeviceDriver> Pools<D> {
     /// Allocates from the pool of that name, for a caller who knows that the request belongs there; `None` where there is none.
     pub(crate) fn alloc_in(&self, id: PoolId, request: &Request) -> Option<Result<DeviceAddr, AllocError>> {
         let pool = self.named(id)?;
-        self.open.note_request(id, request.stream, self.main.driver());
+        self.open.note_request(id, request.stream, driver_of(&self.main));
         match request.serve_cached(&pool.allocator) {
             Some(addr) => Some(Ok(addr)),
             None => Some(self.alloc_uncached(&pool, request)),
@@ -369,7 +369,7 @@ impl<D: DeviceDriver> Pools<D> {
     /// Waits for the device and closes the condemned pools. Returns the bytes that went back to the driver, also those of the main
     /// allocator where its budget asks for it: 0 while a pool may be open for a capture, or while the stream at hand is captured.
     pub(crate) fn close_condemned(&self, at_hand: Option<StreamId>) -> u64 {
-        let driver = self.main.driver();
+        let driver = driver_of(&self.main);
         if self.none()
             || !self.list.read_recursive().iter().any(|pool| pool.is_condemned())
             || self.may_be_capturing(driver)
@@ -448,7 +448,7 @@ impl<D: DeviceDriver> Pools<D> {
     /// In a callback of a map listener, where nothing may be asked, that is taken for granted.
     pub(crate) fn may_be_captured(&self) -> bool {
         MapListeners::expect_outside().is_err()
-            || self.may_be_capturing(self.main.driver())
+            || self.may_be_capturing(driver_of(&self.main))
             || self.main.may_be_capturing()
     }
 

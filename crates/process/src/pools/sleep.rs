@@ -7,7 +7,7 @@
 //! What sleeps holds no part of the budget, and gets one when it wakes.
 
 use super::{Pool, PoolKind, Pools};
-use crate::driver::DeviceDriver;
+use crate::driver::{DeviceDriver, driver_of};
 use gapless::allocator::{AllocError, Backup, FallingAsleep, SleepError, Slept, Waking, Woken};
 use gapless::{Allocator, DeviceAddr};
 use std::collections::HashSet;
@@ -139,7 +139,7 @@ impl<D: DeviceDriver> Pools<D> {
                 || members.iter().filter_map(|(_, member)| member.pool()).any(|member| std::ptr::eq(&**member, pool))
         };
         let free: u64 = pools.iter().filter(|pool| gives(pool)).map(|pool| free_of(&pool.allocator)).sum();
-        let on_device = self.main.driver().memory_info().map_or(u64::MAX, |info| info.free);
+        let on_device = driver_of(&self.main).memory_info().map_or(u64::MAX, |info| info.free);
         let headroom = match self.main.has_set_budget() {
             true => {
                 let held = self.main.reserved_bytes() + self.held_bytes();

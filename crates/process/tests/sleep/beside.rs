@@ -3,7 +3,6 @@
 use super::simulated;
 use super::world::{Filled, World};
 use super::{CACHE, LIMIT, MAIN, NOW, WEIGHTS};
-use gapless::StreamId;
 use gapless::allocator::Backup;
 use gapless::driver::WorkDriver;
 use gapless::units::MIB;
@@ -63,7 +62,7 @@ fn sleep_beside_everything() {
     // A graph's memory.
     let host = world.driver.inner().inner();
     let stream = host.create_stream().unwrap();
-    let outer = StreamId(stream.0 | 1 << 40);
+    let outer = super::simulated::stream(stream.as_raw() | 1 << 40);
     device.pools().begin(CACHE).unwrap();
     host.begin_capture(stream);
     let request = Request { lives: StreamLives::AsLongAsTheProcess, ..Request::new(4 * MIB, outer) };

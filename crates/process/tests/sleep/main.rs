@@ -425,7 +425,7 @@ fn work_of_another_device_is_waited_for() {
         world.process.record_stream(device, used.addr, reader, StreamLives::Unknown).unwrap();
         let hold = |busy: bool| {
             let inner = other.inner().inner();
-            let own = StreamId(reader.0 & ((1 << 40) - 1));
+            let own = simulated::stream(reader.as_raw() & ((1 << 40) - 1));
             if busy { inner.hold(own) } else { inner.resume(own) }
         };
         hold(true);

@@ -2,7 +2,6 @@
 
 use super::world::{World, add_device};
 use super::{CACHE, LIMIT, MAIN, MORE_WEIGHTS, NOW, WEIGHTS};
-use gapless::StreamId;
 use gapless::allocator::{AllocError, Backup, InListener, MapListener, MappedRange, Refusal, SleepError};
 use gapless::driver::{DriverCall, DriverErrorKind, WorkDriver};
 use gapless::units::MIB;
@@ -27,7 +26,7 @@ fn not_in_a_capture() {
     device.pools().end(CACHE);
     let host = world.driver.inner().inner();
     let stream = host.create_stream().unwrap();
-    let outer = StreamId(stream.0 | 1 << 40);
+    let outer = super::simulated::stream(stream.as_raw() | 1 << 40);
     device.allocator().keep_stream(outer).unwrap();
     host.begin_capture(stream);
     refuses();

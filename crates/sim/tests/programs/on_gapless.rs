@@ -1,12 +1,11 @@
 //! Asks gapless for memory, shares a block, lets memory sleep, and gives everything back; each thing once more where it fails.
 //! Fails where something fails twice or a byte is lost.
 
-use gapless::allocator::Backup;
+use gapless::allocator::{Backup, BuildError};
 use gapless::driver::cuda::CudaDriver;
 use gapless::{Allocator, DeviceAddr, StreamId};
 use gapless_share::{Exporter, Importer};
 use std::error::Error;
-use std::sync::Arc;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -52,8 +51,8 @@ fn write(block: DeviceAddr, bytes: u64, byte: u8) {
 }
 
 pub fn main() -> Result<(), Box<dyn Error>> {
-    let driver = Arc::new(again("open", || CudaDriver::open(0))?);
-    let allocator = again("build", || Allocator::builder(Arc::clone(&driver)).budget(96 * MIB).build())?;
+    let open = || CudaDriver::builder().allocator().map_err(BuildError::from)?.budget(96 * MIB).build();
+    let allocator = again("open", open)?;
     let mut blocks = Blocks { allocator: &allocator, all: Vec::new() };
     for byte in 0..8 {
         blocks.add(8, byte)?;
@@ -66,7 +65,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     blocks.add(56, 8)?;
 
     let exporter = Exporter::new();
-    let importer = Importer::new(Arc::clone(&driver));
+    let importer = Importer::beside(&allocator);
     let (shared, bytes, byte) = blocks.all[0];
     let handle = again("export", || exporter.export(&allocator, shared))?;
     let opened = again("open shared", || importer.open(&handle))?;

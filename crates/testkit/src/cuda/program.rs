@@ -3,6 +3,7 @@
 //!
 //! Threads: any.
 
+use crate::device::stream_of;
 use crate::op::{CaptureMode, CurrentContext};
 use gapless::driver::cuda::CudaDriver;
 use gapless::driver::cuda::raw::raw_stream;
@@ -103,7 +104,7 @@ impl Program {
         // SAFETY: the out-parameter is valid for the call; the context lives as long as the process.
         let created = unsafe { self.optional.cuGreenCtxStreamCreate(&raw mut stream, green.raw, flags, 0) };
         expect("cuGreenCtxStreamCreate", created);
-        Some(StreamId(stream as u64))
+        Some(stream_of(stream as u64))
     }
 }
 
@@ -114,7 +115,7 @@ impl Program {
         let flags = stream_flags::CU_STREAM_DEFAULT.0;
         // SAFETY: the out-parameter is valid for the call.
         self.in_primary(|| expect("cuStreamCreate", unsafe { self.api.cuStreamCreate(&raw mut stream, flags) }));
-        StreamId(stream as u64)
+        stream_of(stream as u64)
     }
 
     /// Begins the capture of a stream of the device.

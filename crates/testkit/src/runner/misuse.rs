@@ -1,13 +1,13 @@
 //! Calls that a caller must not make: the runner makes them, and expects the right error and no change.
 
 use super::Runner;
-use crate::device::Device;
+use crate::device::{Device, stream_of};
 use crate::op::Misuse;
 use gapless::allocator::{AddressFacts, AllocError, FreeError, StreamError};
 use gapless::units::{DeviceAddr, StreamId};
 
 /// A stream that exists on no device.
-const NO_STREAM: StreamId = StreamId(u64::MAX - 7);
+const NO_STREAM: StreamId = stream_of(u64::MAX - 7);
 
 impl<D: Device> Runner<D> {
     pub(crate) fn misuse(&mut self, misuse: Misuse, number: u16) {

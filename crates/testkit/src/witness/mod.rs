@@ -22,9 +22,9 @@ mod state;
 
 pub use state::Made;
 
-use crate::device::Device;
+use crate::device::{Device, stream_of};
 use gapless::driver::{
-    ChunkHandle, DriverResult, EventHandle, HoldStreams, HostMemory, MemoryDriver, MemoryInfo, Mismatch,
+    CheckedDriver, ChunkHandle, DriverResult, EventHandle, HoldStreams, HostMemory, MemoryDriver, MemoryInfo, Mismatch,
     PER_THREAD_STREAM, StreamDriver, StreamIdentity, WorkDriver,
 };
 use gapless::units::{DeviceAddr, StreamId};
@@ -198,7 +198,7 @@ impl<D: StreamDriver> Witness<D> {
         let mut numbers = self.numbers.lock();
         let number = match numbers.created.get(&stream) {
             Some(number) => Some(*number),
-            None => self.inner.identify(stream).ok().map(|identity| StreamId(identity.number)),
+            None => self.inner.identify(stream).ok().map(|identity| stream_of(identity.number)),
         };
         let number = if stream == PER_THREAD_STREAM {
             let thread = std::thread::current().id();
@@ -212,9 +212,12 @@ impl<D: StreamDriver> Witness<D> {
 
     /// Returns the number of the stream that a handle stands for, whether or not the device tells it now.
     pub(crate) fn number(&self, stream: StreamId) -> u64 {
-        self.lane(stream).number.0
+        self.lane(stream).number.as_raw()
     }
 }
+
+// SAFETY: each call goes to a checked driver.
+unsafe impl<D: CheckedDriver> CheckedDriver for Witness<D> {}
 
 impl<D: MemoryDriver> MemoryDriver for Witness<D> {
     fn granularity(&self) -> u64 {
@@ -387,7 +390,7 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
 
     fn create_copy_stream(&self) -> DriverResult<StreamId> {
         let stream = self.inner.create_copy_stream()?;
-        let number = StreamId(self.inner.identify(stream)?.number);
+        let number = stream_of(self.inner.identify(stream)?.number);
         self.numbers.lock().created.insert(stream, number);
         Ok(stream)
     }
@@ -438,7 +441,7 @@ impl<D: StreamDriver> StreamDriver for Witness<D> {
 impl<D: WorkDriver> WorkDriver for Witness<D> {
     fn create_stream(&self) -> DriverResult<StreamId> {
         let stream = self.inner.create_stream()?;
-        let number = StreamId(self.inner.identify(stream)?.number);
+        let number = stream_of(self.inner.identify(stream)?.number);
         self.numbers.lock().created.insert(stream, number);
         Ok(stream)
     }

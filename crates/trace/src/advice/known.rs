@@ -66,7 +66,10 @@ impl Digest {
             let mut hasher = DefaultHasher::new();
             salt.hash(&mut hasher);
             trace.ops().hash(&mut hasher);
-            let streams: Vec<StreamId> = (0..trace.streams().len() as u64).map(StreamId).collect();
+            let streams: Vec<StreamId> = (0..trace.streams().len() as u64)
+                // SAFETY: no driver gets them.
+                .map(|number| unsafe { StreamId::from_raw(number) })
+                .collect();
             pool_streams(trace, &streams).hash(&mut hasher);
             trace.streams().iter().position(|number| *number == 0).hash(&mut hasher);
             streams.len().hash(&mut hasher);

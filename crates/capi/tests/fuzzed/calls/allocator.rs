@@ -1,5 +1,6 @@
 //! Calls on a handle.
 
+use super::work::stream_of;
 use super::*;
 
 /// The settings of a header that has more of them, as many as the library reads.
@@ -52,7 +53,7 @@ impl Calls {
         }
         assert!((pointer.addr() as u64).is_multiple_of(alignment.max(512)), "{pointer:p} is not at {alignment}");
         let book = book.expect("served by a good handle");
-        let home = StreamId(stream.addr() as u64);
+        let home = stream_of(stream.addr() as u64);
         self.take_in(pointer, Block { bytes, stamp: 0, owner: Some(book), pool: None, device, home });
     }
 

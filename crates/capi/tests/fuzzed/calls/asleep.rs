@@ -104,7 +104,7 @@ impl Calls {
             if let Some(addr) = found {
                 let bytes = self.live[&addr].bytes as usize;
                 c!(gapless_torch_free(without_provenance_mut(addr as usize), bytes, device, null_mut()));
-                self.note_event(Action::Free, device, addr, 0, StreamId(0));
+                self.note_event(Action::Free, device, addr, 0, StreamId::DEFAULT);
                 self.forget(addr);
             }
         }

@@ -1,5 +1,6 @@
 //! The functions for memory of this process's devices, on the process-wide allocators.
 
+use super::work::stream_of;
 use super::*;
 
 impl Calls {
@@ -67,9 +68,9 @@ impl Calls {
         // The newest open pool of the device has it: all are this thread's.
         let pool = self.open.iter().rev().find(|(its, _)| *its == device).copied();
         let pool = pool.or_else(|| self.lender_of(device, pointer));
-        self.note_event(Action::Alloc, device, pointer.addr() as u64, bytes, StreamId(stream.addr() as u64));
+        self.note_event(Action::Alloc, device, pointer.addr() as u64, bytes, stream_of(stream.addr() as u64));
         let owner = if pool.is_some() { None } else { Some(book) };
-        let home = StreamId(stream.addr() as u64);
+        let home = stream_of(stream.addr() as u64);
         self.take_in(pointer, Block { bytes, stamp: 0, owner, pool, device, home });
     }
 
@@ -97,7 +98,7 @@ impl Calls {
         };
         self.expect(status, allowed, record);
         if live && exists && status == GAPLESS_OK {
-            self.note_event(Action::Free, device, addr, 0, StreamId(0));
+            self.note_event(Action::Free, device, addr, 0, StreamId::DEFAULT);
             self.forget(addr);
         }
     }
@@ -111,7 +112,7 @@ impl Calls {
             Stream::Default => {
                 let own = self.live[&addr].device;
                 if let Some(number) = self.environment.gpus.iter().position(|gpu| gpu.device == own) {
-                    self.queue(addr, number, StreamId(stream.addr() as u64));
+                    self.queue(addr, number, stream_of(stream.addr() as u64));
                 }
             }
             Stream::Own | Stream::Foreign => self.use_block(addr, stream, kind),

@@ -276,7 +276,7 @@ fn place(block: &gapless_torch_block) -> Place {
 }
 
 fn place_of(addr: u64, block: &Block) -> Place {
-    (addr, block.bytes, stream_named(block.home.0), block.pool.map_or((0, 0), |(_, first)| (first, 7)))
+    (addr, block.bytes, stream_named(block.home.as_raw()), block.pool.map_or((0, 0), |(_, first)| (first, 7)))
 }
 
 /// A stream by one of its names: the driver's first default stream has two.

@@ -6,6 +6,7 @@
 //! The events of calls that run at a time have no order.
 
 use super::effect::stream_named;
+use super::work::stream_of;
 use super::*;
 
 /// The events that the history must have.
@@ -38,7 +39,7 @@ struct Event {
 
 impl Event {
     fn new(action: Action, device: i32, addr: u64, bytes: u64, stream: StreamId) -> Self {
-        let stream = stream_named(stream.0);
+        let stream = stream_named(stream.as_raw());
         match action {
             Action::Alloc => Self { action, device, addr, bytes, stream },
             Action::Free => Self { action, device, addr, bytes: 0, stream: 0 },
@@ -87,7 +88,7 @@ impl Calls {
     pub(super) fn note_refusal(&mut self, exists: bool, device: i32, bytes: u64, stream: *mut CUstream_st) {
         let refused = matches!(gapless_last_error_status(), GAPLESS_ERROR_OUT_OF_MEMORY | GAPLESS_ERROR_TOO_LARGE);
         if exists && refused {
-            self.note_event(Action::Oom, device, 0, bytes, StreamId(stream.addr() as u64));
+            self.note_event(Action::Oom, device, 0, bytes, stream_of(stream.addr() as u64));
             if let Some(book) = self.books.iter_mut().find(|book| book.lasting && book.device == device) {
                 book.done.out_of_memory += 1;
             }
@@ -146,7 +147,7 @@ impl Calls {
                 _ => panic!("an event of another kind: {event}"),
             };
             let device = i32::try_from(number("device")).expect("a device");
-            Event::new(action, device, number("addr"), number("bytes"), StreamId(number("stream")))
+            Event::new(action, device, number("addr"), number("bytes"), stream_of(number("stream")))
         };
         list.as_array().expect("a list").iter().map(event).collect()
     }

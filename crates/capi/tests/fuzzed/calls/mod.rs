@@ -310,7 +310,7 @@ impl Calls {
             248.. => ((&raw const NOT_OURS).addr(), Stream::Unknown),
             128.. if !created.is_empty() => {
                 let (its, stream) = created[usize::from(number) % created.len()];
-                (stream.0 as usize, if its == device { Stream::Own } else { Stream::Foreign })
+                (stream.as_raw() as usize, if its == device { Stream::Own } else { Stream::Foreign })
             }
             _ => (self.environment.streams[usize::from(number) % self.environment.streams.len()], Stream::Default),
         };

@@ -3,6 +3,7 @@
 
 use super::device::{WRONG_DEVICE, check_report};
 use super::effect::{named, sums_of};
+use super::work::stream_of;
 use super::*;
 
 impl Calls {
@@ -79,7 +80,7 @@ impl Calls {
             return;
         }
         let addr = pointer.addr() as u64;
-        let home = StreamId(stream.addr() as u64);
+        let home = stream_of(stream.addr() as u64);
         let found = self.describe(pointer).expect("a live block").pool.first;
         let found = (found != 0).then_some((device, found));
         // One without users that has something live is there until that is gone, and one with a deferred free may be.
@@ -118,7 +119,7 @@ impl Calls {
         assert!(allowed.contains(&status), "{record:?} answered {status}, not one of {allowed:?}");
         assert!(status == GAPLESS_OK || last == status, "{record:?} answered {status}, and then {last}");
         if let Some(block) = known {
-            self.note_event(Action::Free, block.device, addr, 0, StreamId(0));
+            self.note_event(Action::Free, block.device, addr, 0, StreamId::DEFAULT);
             self.forget(addr);
         }
     }
@@ -233,7 +234,7 @@ impl Calls {
         self.books[book].done.out_of_memory += refused as u64;
         let gone: Vec<(u64, Block)> = mine.iter().map(|addr| (*addr, self.live[addr])).collect();
         mine.iter().for_each(|addr| self.forget(*addr));
-        let block = Block { bytes, stamp: 0, owner: Some(book), pool: None, device, home: StreamId(0) };
+        let block = Block { bytes, stamp: 0, owner: Some(book), pool: None, device, home: StreamId::DEFAULT };
         made.iter().for_each(|addr| self.take_in(without_provenance_mut(*addr as usize), block));
         let frees = gone.into_iter().map(|(addr, block)| (Action::Free, addr, block));
         let served = made.into_iter().map(|addr| (Action::Alloc, addr, block));

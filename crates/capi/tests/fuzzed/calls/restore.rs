@@ -5,6 +5,7 @@
 //! - R3  a block of a pool that is back has its bytes, or those that blocks of the same pool have written since.
 
 use super::effect::named;
+use super::work::stream_of;
 use super::*;
 
 /// The blocks of a pool at one moment, as they were listed and as they were known.
@@ -179,7 +180,7 @@ impl Calls {
         let device = found.device;
         let pool = (found.pool.first > 0).then_some((device, found.pool.first));
         let owner = self.books.iter().position(|book| book.lasting && book.device == device);
-        let home = StreamId(found.stream);
+        let home = stream_of(found.stream);
         let block = Block { bytes: found.requested_bytes, stamp: 0, owner, pool, device, home };
         let block = Block { owner: if pool.is_some() { None } else { owner }, ..block };
         self.note_event(Action::Alloc, device, found.address, block.bytes, home);

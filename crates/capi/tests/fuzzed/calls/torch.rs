@@ -160,7 +160,7 @@ impl Calls {
         } else {
             c!(gapless_torch_free(pointer, self.live[&addr].bytes as usize, device, null_mut()));
         }
-        self.note_event(Action::Free, device, addr, 0, StreamId(0));
+        self.note_event(Action::Free, device, addr, 0, StreamId::DEFAULT);
         self.forget(addr);
     }
 

@@ -64,10 +64,19 @@ const MOST_USES: usize = 16;
 const BUSY: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_millis(4);
 
+/// Returns the stream that has a handle, or none.
+pub(super) fn stream_of(handle: u64) -> StreamId {
+    // SAFETY: it is compared, or goes to the simulated library, which looks at what it gets.
+    unsafe { StreamId::from_raw(handle) }
+}
+
 impl Gpu {
     /// A device of the simulated library, with all that work needs.
     pub(super) fn open(library: &Path, device: i32) -> Self {
-        let driver = CudaDriver::builder().library(library).device(device.unsigned_abs()).open().expect("a device");
+        // SAFETY: it is a driver library.
+        let builder = unsafe { CudaDriver::builder().library(library) };
+        // SAFETY: the simulated library looks at what it gets.
+        let driver = unsafe { builder.device(device.unsigned_abs()).open() }.expect("a device");
         let streams = [(); 2].map(|()| driver.create_stream().expect("a stream"));
         let gpu = Self { device, driver, streams };
         for stream in gpu.streams {
@@ -90,7 +99,7 @@ impl Calls {
     /// Queues a use of a live block on a stream that was recorded on it, or that it is going to be freed on.
     pub(super) fn use_block(&mut self, addr: u64, stream: *mut CUstream_st, kind: Stream) {
         let own = self.live[&addr].device;
-        let handle = StreamId(stream.addr() as u64);
+        let handle = stream_of(stream.addr() as u64);
         let found = match kind {
             // Recorded on both devices; what is queued on the own one is no news.
             Stream::Default => self.environment.gpus.iter().position(|gpu| gpu.device != own),
@@ -103,7 +112,7 @@ impl Calls {
 
     /// The device that `use_block` uses a block of `own` on.
     pub(super) fn device_of_use(&self, own: i32, stream: *mut CUstream_st, kind: Stream) -> i32 {
-        let handle = StreamId(stream.addr() as u64);
+        let handle = stream_of(stream.addr() as u64);
         let mut gpus = self.environment.gpus.iter();
         let found = match kind {
             Stream::Default => gpus.find(|gpu| gpu.device != own),
@@ -117,8 +126,11 @@ impl Calls {
         let block = self.live[&addr];
         let gpu = self.gpu(number);
         let foreign = gpu.device != block.device;
-        let mut one =
-            Use { event: None, foreign, shared: !foreign && stream_named(block.home.0) != stream_named(stream.0) };
+        let mut one = Use {
+            event: None,
+            foreign,
+            shared: !foreign && stream_named(block.home.as_raw()) != stream_named(stream.as_raw()),
+        };
         let words = self.words(addr, block.bytes);
         if self.is_sound() && self.events.len() < MOST_USES && !words.is_empty() {
             // Longer for each further use: who waits for one of them only is found out.
@@ -239,7 +251,7 @@ impl Calls {
             return;
         }
         for gpu in &self.environment.gpus {
-            for stream in gpu.streams.into_iter().chain([0, 1, 2].map(StreamId)) {
+            for stream in gpu.streams.into_iter().chain([0, 1, 2].map(stream_of)) {
                 gpu.driver.synchronize(stream).expect("a stream of a device that works");
             }
             let wrong = gpu.driver.take_mismatches();
