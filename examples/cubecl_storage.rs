@@ -1,6 +1,6 @@
 //! gapless as the storage of a runtime's memory pools, with the interface of CubeCL's `ComputeStorage`: allocate a
 //! handle, resolve it to a resource when work is launched, free it, flush. Runs on the simulated device; a runtime
-//! would use `<dyn DeviceAllocator>::open`, which has an allocator for every GPU.
+//! would use `CudaBuilder::device_allocator`, which has an allocator for every GPU.
 //!
 //! `cargo run --example cubecl_storage`
 //!

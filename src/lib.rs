@@ -46,7 +46,7 @@
 //! | memory that grows in place | [`VirtualRange`](allocator::VirtualRange), from [`Allocator::reserve_range`] |
 //! | memory for network cards | [`RegisteredBlock`](allocator::RegisteredBlock), from [`Allocator::alloc_registered`] |
 //! | memory that gives way to another process for a while | [`Allocator::sleep`] and [`Allocator::wake`] |
-//! | any GPU, also without virtual memory management | [`DeviceAllocator::open`](allocator::DeviceAllocator#method.open) |
+//! | any GPU, also without virtual memory management | [`CudaBuilder::device_allocator`](driver::cuda::CudaBuilder::device_allocator) |
 //! | tests without a GPU | [`ModelDriver`](driver::ModelDriver), which has no bytes, and [`HostDriver`](driver::HostDriver) |
 //! | another device | a [`Driver`](driver::Driver) of one's own |
 //! | several devices, pools of graphs, PyTorch, C | the crate `gapless-process`, and `gapless.h` |

@@ -2,7 +2,7 @@
 
 mod simulated;
 
-use gapless::allocator::{DeviceAllocator, PlainAllocator};
+use gapless::allocator::PlainAllocator;
 use gapless::driver::cuda::PlainDevice;
 use gapless::units::MIB;
 use gapless::{GRANULE, StreamId};
@@ -19,7 +19,7 @@ fn with_device(test: &str, faults: &str, body: impl FnOnce()) {
 
 /// Opens what the device can have, which remaps memory or not, and makes the trait's calls.
 fn make_every_call(remaps: bool) {
-    let allocator = <dyn DeviceAllocator>::open(simulated::builder()).unwrap();
+    let allocator = simulated::builder().device_allocator().unwrap();
     assert_eq!(allocator.remaps(), remaps);
     let block = allocator.alloc_raw(5 * MIB, StreamId::DEFAULT).unwrap();
     allocator.record_stream(block, StreamId::DEFAULT).unwrap();

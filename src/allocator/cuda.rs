@@ -1,9 +1,9 @@
 //! An allocator on a GPU, in one call.
 
 use super::error::BuildError;
-use super::{Allocator, Builder};
+use super::{Allocator, Builder, DeviceAllocator, PlainAllocator};
 use crate::driver::cuda::{CudaBuilder, CudaDriver, OpenError};
-use crate::sync::Arc;
+use std::sync::Arc;
 
 /// An allocator on a GPU.
 pub type CudaAllocator = Allocator<CudaDriver>;
@@ -48,6 +48,19 @@ impl CudaBuilder {
         // SAFETY: only the allocator calls the driver. Safe code does not get it from there.
         let driver = unsafe { self.open() }?;
         Ok(Allocator::builder(Arc::new(driver)))
+    }
+
+    /// Opens the device and builds an allocator on it with the default settings: a [`CudaAllocator`], or a [`PlainAllocator`] where
+    /// the device has no virtual memory management.
+    ///
+    /// # Errors
+    /// [`BuildError::Open`], [`BuildError::Driver`].
+    pub fn device_allocator(self) -> Result<Arc<dyn DeviceAllocator>, BuildError> {
+        match self.clone().allocator() {
+            Ok(builder) => Ok(Arc::new(builder.build()?)),
+            Err(OpenError::NoVmm { .. }) => Ok(Arc::new(PlainAllocator::new(self.open_plain()?))),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -1,13 +1,11 @@
 //! Allocators of either kind behind one trait: with virtual memory management, and without.
 
 use super::Allocator;
-use super::error::{AllocError, BuildError, FreeError};
+use super::error::{AllocError, FreeError};
 use super::plain::PlainAllocator;
 use super::reports::Stats;
 use crate::driver::Driver;
-use crate::driver::cuda::{CudaBuilder, OpenError};
 use crate::units::{DeviceAddr, StreamId};
-use std::sync::Arc;
 
 /// What every allocator of a device can do, by address, so that a program need not know which one it has.
 ///
@@ -15,8 +13,7 @@ use std::sync::Arc;
 /// use gapless::allocator::DeviceAllocator;
 /// use gapless::driver::ModelDriver;
 /// use gapless::{Allocator, StreamId};
-/// use std::sync::Arc;
-///
+/// ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let allocator: Arc<dyn DeviceAllocator> = Arc::new(Allocator::builder(Arc::new(ModelDriver::default())).build()?);
 /// let addr = allocator.alloc_raw(1 << 20, StreamId::DEFAULT)?;
@@ -92,20 +89,5 @@ impl DeviceAllocator for PlainAllocator {
 
     fn remaps(&self) -> bool {
         false
-    }
-}
-
-impl dyn DeviceAllocator {
-    /// Opens a GPU and builds an allocator on it with the default settings: a [`CudaAllocator`](super::CudaAllocator), or a
-    /// [`PlainAllocator`] where the device has no virtual memory management.
-    ///
-    /// # Errors
-    /// [`BuildError::Open`], [`BuildError::Driver`].
-    pub fn open(device: CudaBuilder) -> Result<Arc<Self>, BuildError> {
-        match device.clone().allocator() {
-            Ok(builder) => Ok(Arc::new(builder.build()?)),
-            Err(OpenError::NoVmm { .. }) => Ok(Arc::new(PlainAllocator::new(device.open_plain()?))),
-            Err(error) => Err(error.into()),
-        }
     }
 }

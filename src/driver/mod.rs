@@ -401,6 +401,16 @@ pub struct Mismatch {
     pub count: u64,
 }
 
+impl std::fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { stream, addr, bytes, seed, first, count } = self;
+        write!(
+            f,
+            "on {stream:?}: {count} of {bytes} bytes at {addr}, from byte {first} on, are not those of seed {seed}"
+        )
+    }
+}
+
 /// Work that touches memory, in stream order: what tests and replays use to catch a block that was reused, remapped or
 /// unmapped too early. Each call queues and returns; the work runs later.
 ///

@@ -181,7 +181,7 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
             eprintln!("error: {}: {text}", printable(&path.to_string_lossy()));
             Outcome::BadInput
         };
-        let opened = if path.as_os_str() == "-" { Trace::read("stdin", io::stdin().lock()) } else { Trace::open(path) };
+        let opened = if path.as_os_str() == "-" { Trace::read("stdin", io::stdin()) } else { Trace::open(path) };
         let trace = match opened {
             Ok(trace) if trace.ops().is_empty() => {
                 outcome = bad(&"holds no ops: give a trace with 'a' and 'f' lines");

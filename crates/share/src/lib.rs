@@ -53,3 +53,15 @@ pub use handle::{HANDLE_BYTES, Handle};
 pub use importer::{Importer, PATIENCE, SharedBlock};
 pub use messages::MOST_DESCRIPTORS;
 pub use uuid::Uuid;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gapless::driver::HostDriver;
+
+    #[test]
+    fn what_is_shared_is_sent_and_shared() {
+        const fn anywhere<T: Send + Sync>() {}
+        anywhere::<(Exporter<HostDriver>, Importer<HostDriver>, SharedBlock<HostDriver>, Handle, ShareError)>();
+    }
+}

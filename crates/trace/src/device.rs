@@ -132,7 +132,7 @@ impl Drop for Ballast {
 pub enum BallastError {
     /// The GPU has less free memory than the device of the trace.
     #[error(
-        "the GPU has {} free, the device of this trace has {}: give a smaller --capacity, or free memory of the GPU",
+        "the GPU has {} free, the device of this trace has {}: take a smaller device, or free memory of the GPU",
         ByteSize(*.free), ByteSize(*.wanted)
     )]
     TooSmall {
@@ -153,7 +153,7 @@ pub enum DeviceError {
     /// The header's values contradict each other.
     #[error(
         "the header's device of {} is smaller than the memory that others hold ({} external, {} unusable): \
-         give --capacity",
+         give another capacity",
         ByteSize(*.total), ByteSize(*.external), ByteSize(*.unusable)
     )]
     NothingLeft {

@@ -160,7 +160,7 @@ pub enum ReadErrorKind {
         what: &'static str,
     },
     /// A device was asked for in a file that has only one.
-    #[error("it is no snapshot of PyTorch and has one device only: leave --snapshot-device {device} out")]
+    #[error("it is no snapshot of PyTorch: it has one device only, and none that is number {device}")]
     OneDevice {
         /// The number of the device.
         device: usize,

@@ -45,7 +45,7 @@ pub use held::HeldBlock;
 pub use history::{Extent, FailedRequest, History, RecordedAllocator, RecordedSettings, Refusal};
 pub use meter::{Clock, Meter, Metered};
 pub use op::{Content, Op, Tags, TraceOp};
-pub use policy::{GaplessSettings, PhaseBytes, Policy, PolicyError, PolicyKind, PolicyStats};
+pub use policy::{GaplessSettings, PolicyError, PolicyKind};
 pub use record::{RecordedStream, Recorder};
 pub use replay::{OutOfMemoryAt, Phase, PhaseKind, ReplayDriver, ReplayOptions, ReplayResult, replay};
 pub use replay_error::ReplayError;
@@ -54,3 +54,19 @@ pub use text::{Limits, TextReader};
 pub use trace::{PrivatePool, Trace};
 pub use work::{EDGE_BYTES, Touch};
 pub use write::{Compression, TextWriter};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn anywhere<T: Send + Sync>() {}
+
+    #[test]
+    fn traces_and_recorders_are_sent_and_shared() {
+        anywhere::<(Trace, ReplayResult, ReplayError, Search)>();
+        anywhere::<Recorder<Vec<u8>>>();
+        const fn elsewhere<T: Send>() {}
+        elsewhere::<TextReader<'_>>();
+        elsewhere::<TextWriter<Vec<u8>>>();
+    }
+}

@@ -23,7 +23,7 @@ impl Trace {
     ///
     /// # Errors
     /// Returns [`ReadError`] if the trace cannot be read or is not valid.
-    pub fn read(name: &str, file: impl Read) -> Result<Self, ReadError> {
+    pub fn read(name: &str, file: impl Read + Send) -> Result<Self, ReadError> {
         Self::read_device(name, file, None)
     }
 
@@ -31,7 +31,7 @@ impl Trace {
     ///
     /// # Errors
     /// Returns [`ReadError`] if the trace cannot be read or is not valid, or if the snapshot has no history of the device.
-    pub fn read_device(name: &str, file: impl Read, device: Option<usize>) -> Result<Self, ReadError> {
+    pub fn read_device(name: &str, file: impl Read + Send, device: Option<usize>) -> Result<Self, ReadError> {
         let (format, file) =
             foreign::detect(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
         if let Some(device) = device.filter(|_| matches!(format, foreign::Format::Text | foreign::Format::RmmLog)) {

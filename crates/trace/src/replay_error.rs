@@ -24,7 +24,7 @@ pub enum ReplayError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// Blocks did not contain the bytes written to them: the policy allocated memory that was in use.
-    #[error("{} checks found wrong bytes, the first one {:?}", .0.len(), .0.first())]
+    #[error("{} checks found wrong bytes, the first one {}", .0.len(), .0.first().map_or(String::new(), ToString::to_string))]
     Mismatch(Vec<Mismatch>),
     /// The policy violated rules of the driver contract.
     #[error("{} violations of the driver contract, the first one: {}", .0.len(), .0.first().map_or("", String::as_str))]

@@ -39,7 +39,7 @@ impl Default for Limits {
 
 /// An iterator over the ops of a file.
 pub struct TextReader<'a> {
-    source: Box<dyn BufRead + 'a>,
+    source: Box<dyn BufRead + Send + 'a>,
     gzip: bool,
     limits: Limits,
     header: Header,
@@ -57,7 +57,7 @@ impl<'a> TextReader<'a> {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
-    pub fn new(file: impl Read + 'a) -> Result<Self, ReadError> {
+    pub fn new(file: impl Read + Send + 'a) -> Result<Self, ReadError> {
         Self::with_limits(file, Limits::default())
     }
 
@@ -65,7 +65,7 @@ impl<'a> TextReader<'a> {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
-    pub fn with_limits(file: impl Read + 'a, limits: Limits) -> Result<Self, ReadError> {
+    pub fn with_limits(file: impl Read + Send + 'a, limits: Limits) -> Result<Self, ReadError> {
         let (source, gzip) = unpack(file).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
         Ok(Self {
             source,
@@ -180,12 +180,12 @@ pub(crate) fn without_mark(first_line: &str) -> &str {
 }
 
 /// Returns a reader of the file, decompressed if it is gzip, and whether it is.
-pub(crate) fn unpack<'a>(mut file: impl Read + 'a) -> io::Result<(Box<dyn BufRead + 'a>, bool)> {
+pub(crate) fn unpack<'a>(mut file: impl Read + Send + 'a) -> io::Result<(Box<dyn BufRead + Send + 'a>, bool)> {
     let mut start = Vec::with_capacity(GZIP_MAGIC.len());
     file.by_ref().take(GZIP_MAGIC.len() as u64).read_to_end(&mut start)?;
     let gzip = start == GZIP_MAGIC;
     let whole = Cursor::new(start).chain(file);
-    let source: Box<dyn BufRead + 'a> =
+    let source: Box<dyn BufRead + Send + 'a> =
         if gzip { Box::new(BufReader::new(MultiGzDecoder::new(whole))) } else { Box::new(BufReader::new(whole)) };
     Ok((source, gzip))
 }

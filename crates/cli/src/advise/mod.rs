@@ -257,7 +257,7 @@ fn threads() -> NonZero<usize> {
 
 fn open(path: &Path, name: &str, device: Option<usize>, bars: Bars) -> Result<Trace, ReadError> {
     if path.as_os_str() == "-" {
-        return Trace::read_device("stdin", io::stdin().lock(), device);
+        return Trace::read_device("stdin", io::stdin(), device);
     }
     let file = File::open(path).map_err(|error| ReadError { line: 0, kind: ReadErrorKind::Io(error) })?;
     let bar = bars.of_bytes(file.metadata().map_or(0, |data| data.len()), name.to_owned());

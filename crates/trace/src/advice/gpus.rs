@@ -27,10 +27,7 @@ impl Gpu {
 
 /// The error returned when a name is not that of a GPU in the table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "'{name}' is not one of the GPUs known here{near}: {}. For others, give the memory that they have with --device",
-    names()
-)]
+#[error("'{name}' is not one of the GPUs known here{near}: {}. For others, give the memory that they have", names())]
 pub struct UnknownGpu {
     name: String,
     /// A question after those with similar names, if there are any.

@@ -36,7 +36,7 @@ pub enum Format {
 }
 
 /// Detects the format from the first bytes of a file, decompressed if it is gzip. Returns a reader of the whole file.
-pub fn detect<'a>(mut file: impl Read + 'a) -> io::Result<(Format, Box<dyn Read + 'a>)> {
+pub fn detect<'a>(mut file: impl Read + Send + 'a) -> io::Result<(Format, Box<dyn Read + Send + 'a>)> {
     let mut start = Vec::new();
     file.by_ref().take(LOOK_BYTES).read_to_end(&mut start)?;
     let mut unpacked = Vec::new();

@@ -47,7 +47,7 @@ impl Columns {
 }
 
 /// Reads a log as a trace.
-pub fn read(name: &str, file: impl Read, limits: Limits) -> Result<Trace, ReadError> {
+pub fn read(name: &str, file: impl Read + Send, limits: Limits) -> Result<Trace, ReadError> {
     let whole = |kind| ReadError { line: 0, kind };
     let (mut source, gzip) = unpack(file).map_err(|error| whole(ReadErrorKind::Io(error)))?;
     let (mut events, mut streams) = (Events::default(), Streams::default());

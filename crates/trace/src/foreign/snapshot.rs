@@ -20,11 +20,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
 
 /// Reads a snapshot as a trace.
-pub fn read(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -> Result<Trace, ReadError> {
+pub fn read(name: &str, file: impl Read + Send, device: Option<usize>, limits: Limits) -> Result<Trace, ReadError> {
     convert(name, file, device, limits).map_err(|kind| ReadError { line: 0, kind })
 }
 
-fn convert(name: &str, file: impl Read, device: Option<usize>, limits: Limits) -> Result<Trace, ReadErrorKind> {
+fn convert(name: &str, file: impl Read + Send, device: Option<usize>, limits: Limits) -> Result<Trace, ReadErrorKind> {
     let (source, gzip) = unpack(file).map_err(ReadErrorKind::Io)?;
     let (values, top) = pickle::read(source, gzip, KEPT)?;
     let wrong = |reason: &str| ReadErrorKind::NotASnapshot { reason: reason.to_owned() };
