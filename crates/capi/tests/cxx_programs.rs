@@ -1,14 +1,19 @@
-//! `include/gapless.hpp`: the C++ program of `examples/cxx`, and programs that take buffers and the memory resource apart, over the
-//! simulated driver. The resource is compiled with stand-ins for libcu++ here; with the real one in `rmm` of `gapless-sim`.
+//! `include/gapless.hpp`: the C++ program of `examples/cxx`, and programs that take its classes apart, over the simulated driver.
+//! The resources are compiled with stand-ins for libcu++ and RMM here; with the real ones in `rmm` of `gapless-sim`.
 
 mod libraries;
 
 use libraries::{Libraries, headers};
+use std::path::Path;
 use std::process::{Command, Output};
 
 const EXAMPLE: &str = "../../examples/cxx/allocate.cpp";
 /// The folder of the stand-ins for libcu++.
 const LIBCUDACXX: &str = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/tests/programs/libcudacxx");
+/// That of the stand-ins for RMM.
+const LIBRMM: &str = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/tests/programs/librmm");
+/// A program of two halves, of which one is compiled without RMM.
+const RMM: [&str; 2] = ["tests/programs/rmm_errors.cpp", "tests/programs/rmm_errors_without.cpp"];
 
 #[test]
 fn the_example_runs() {
@@ -36,6 +41,30 @@ fn the_memory_resource_is_ordered_by_streams() {
     assert_eq!(text.matches("gapless: memory was not freed: ").count(), 1, "{text}");
 }
 
+#[test]
+fn the_resource_of_rmm_has_its_exceptions() {
+    let libraries = Libraries::new();
+    let text = libraries.run(&libraries.compile_cxx(&RMM, &[LIBCUDACXX, LIBRMM, "-lgapless", "-lcuda"]));
+    assert_eq!(text, "all as expected\n");
+}
+
+#[test]
+fn ranges_grow_where_they_are() {
+    let libraries = Libraries::new();
+    let text = libraries.run(&libraries.compile_cxx(&["tests/programs/ranges.cpp"], &["-lgapless", "-lcuda"]));
+    assert!(text.starts_with("all as expected\n"), "{text}");
+    assert_eq!(text.matches("gapless: a range was not closed: ").count(), 1, "{text}");
+}
+
+#[test]
+fn what_sleeps_wakes_with_its_bytes() {
+    let libraries = Libraries::new();
+    let program = libraries.compile_cxx(&["tests/programs/sleeps.cpp"], &["-lgapless", "-lcuda"]);
+    let text = libraries.run_with(&program, &[libraries.path()]);
+    assert!(text.starts_with("all as expected\n"), "{text}");
+    assert_eq!(text.matches("gapless: a tag could not be ended: ").count(), 1, "{text}");
+}
+
 /// An inline function that both halves have would be one of both.
 #[test]
 fn halves_of_a_program_have_default_streams_of_their_own() {
@@ -51,6 +80,10 @@ fn look_at(line: &str, arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("program.cpp");
     std::fs::write(&source, format!("#include <gapless.hpp>\n{line}\n")).unwrap();
+    looked_at(&source, arguments)
+}
+
+fn looked_at(source: &Path, arguments: &[&str]) -> Output {
     let mut compiler = Command::new("c++");
     compiler.args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-I"]);
     compiler.arg(headers()).args(arguments).arg(source).output().expect("a C++ compiler called c++")
@@ -63,6 +96,34 @@ fn the_header_needs_nothing_of_cuda() {
         let output = look_at(without, &[standard]);
         assert!(output.status.success(), "{standard}: {}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+#[test]
+fn its_parts_can_be_included_on_their_own() {
+    let parts = std::fs::read_dir(headers().join("gapless")).unwrap().map(|part| part.unwrap().file_name());
+    for part in parts.map(|part| part.into_string().unwrap()) {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("program.cpp");
+        std::fs::write(&source, format!("#include <gapless/{part}>\n#include <gapless.hpp>\n")).unwrap();
+        let output = looked_at(&source, &["-std=c++17", LIBCUDACXX, LIBRMM]);
+        assert!(output.status.success(), "{part}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn the_programs_are_of_later_standards_as_well() {
+    for program in ["buffers.cpp", "ranges.cpp", "sleeps.cpp", "resource.cpp", "rmm_errors.cpp"] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(program);
+        let output = looked_at(&source, &["-std=c++20", LIBCUDACXX, LIBRMM]);
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn the_resource_of_rmm_says_what_it_needs() {
+    let output = look_at("#include <gapless/rmm.hpp>", &["-std=c++17", LIBRMM]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("gapless/rmm.hpp needs CUDA's and libcu++'s headers"), "{text}");
 }
 
 #[test]
@@ -100,8 +161,16 @@ fn the_same_under_the_address_sanitizer() {
         println!("skipped: no AddressSanitizer");
         return;
     }
-    for program in [EXAMPLE, "tests/programs/buffers.cpp", "tests/programs/resource.cpp"] {
-        let arguments = [sanitized, "-fno-sanitize-recover=all", LIBCUDACXX, "-lgapless", "-lcuda"];
-        println!("{}", libraries.run(&libraries.compile_cxx(&[program], &arguments)));
+    let programs: [&[&str]; 6] = [
+        &[EXAMPLE],
+        &["tests/programs/buffers.cpp"],
+        &["tests/programs/resource.cpp"],
+        &["tests/programs/ranges.cpp"],
+        &["tests/programs/sleeps.cpp"],
+        &RMM,
+    ];
+    for program in programs {
+        let arguments = [sanitized, "-fno-sanitize-recover=all", LIBCUDACXX, LIBRMM, "-lgapless", "-lcuda"];
+        println!("{}", libraries.run_with(&libraries.compile_cxx(program, &arguments), &[libraries.path()]));
     }
 }

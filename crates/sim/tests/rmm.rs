@@ -137,7 +137,7 @@ fn the_memory_resource_is_one_of_rmm_of_today() {
 #[test]
 fn on_gapless_all_of_it_works_again() {
     let Some(rmm) = Rmm::find(true) else { return };
-    for resource in ["gapless", "gapless_pool", "gapless_tracked"] {
+    for resource in ["gapless", "gapless_pool", "gapless_tracked", "gapless_spilling"] {
         let ended = rmm.run(&[], resource);
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{resource}: {ended:?}");
     }

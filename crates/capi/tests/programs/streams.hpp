@@ -27,6 +27,19 @@ inline void expect(bool holds, const char *what) {
     }
 }
 
+/* Whether a call throws this, with this status. */
+template <typename Error, typename Call>
+void expect_thrown(gapless_status status, Call call, const char *what) {
+    bool caught = false;
+    try {
+        call();
+    } catch (const Error &error) {
+        const auto *failure = dynamic_cast<const gapless::failure *>(&error);
+        caught = failure != nullptr && failure->status() == status;
+    }
+    expect(caught, what);
+}
+
 inline int ended() {
     if (!wrong) {
         std::puts("all as expected");

@@ -1,6 +1,6 @@
 /* Asks RMM 25.4 for buffers on two streams, each once more where that fails, and gives them all back. Ends with status 1 where
  * something fails twice or bytes are lost. The argument says whose memory it is: `cuda`, `pool`, `arena`, and where it is compiled
- * with -DON_GAPLESS `gapless`, and `gapless_pool` and `gapless_tracked`, which are adaptors of RMM over it. */
+ * with -DON_GAPLESS `gapless`, and `gapless_pool`, `gapless_tracked` and `gapless_spilling`, which are adaptors of RMM over it. */
 #include <cstdio>
 #include <list>
 #include <memory>
@@ -9,6 +9,7 @@
 #include <rmm/device_uvector.hpp>
 #include <rmm/mr/device/arena_memory_resource.hpp>
 #include <rmm/mr/device/cuda_memory_resource.hpp>
+#include <rmm/mr/device/failure_callback_resource_adaptor.hpp>
 #include <rmm/mr/device/pool_memory_resource.hpp>
 #include <rmm/mr/device/tracking_resource_adaptor.hpp>
 #include <rmm/resource_ref.hpp>
@@ -17,6 +18,7 @@
 #include <vector>
 #ifdef ON_GAPLESS
 #include <gapless.hpp>
+#include <gapless/rmm.hpp>
 #endif
 
 namespace {
@@ -27,6 +29,8 @@ using Resource = rmm::device_async_resource_ref;
 #ifdef ON_GAPLESS
 static_assert(cuda::mr::async_resource_with<gapless::memory_resource, cuda::mr::device_accessible>);
 static_assert(!cuda::has_property<gapless::memory_resource, cuda::mr::host_accessible>);
+static_assert(cuda::mr::async_resource_with<gapless::rmm_memory_resource, cuda::mr::device_accessible>);
+static_assert(!cuda::has_property<gapless::rmm_memory_resource, cuda::mr::host_accessible>);
 #endif
 
 template <typename Step>
@@ -128,6 +132,44 @@ void run_in(std::size_t most, Arguments... arguments) {
 }
 
 #ifdef ON_GAPLESS
+/* Buffers that take nearly all memory at first, each of which goes where there is too little for something else. */
+struct Spilled {
+    std::list<rmm::device_buffer> buffers;
+    int callbacks = 0;
+
+    static bool spill(std::size_t, void *self) {
+        auto &spilled = *static_cast<Spilled *>(self);
+        spilled.callbacks++;
+        if (spilled.buffers.empty()) {
+            return false;
+        }
+        spilled.buffers.pop_front();
+        return true;
+    }
+};
+
+void run_spilling() {
+    using Resource = gapless::rmm_memory_resource;
+    Resource resource(0);
+    Spilled spilled;
+    for (int i = 0; i < 11; i++) {
+        again("spilled", [&] { spilled.buffers.emplace_back(8 * MIB, rmm::cuda_stream_default, resource); });
+    }
+    rmm::mr::failure_callback_resource_adaptor<Resource> spilling(&resource, Spilled::spill, &spilled);
+    run(spilling, 96 * MIB);
+    if (!spilled.buffers.empty() || spilled.callbacks != 11) {
+        throw std::runtime_error("not all was spilled, once each");
+    }
+    spilled.buffers.emplace_back(8 * MIB, rmm::cuda_stream_default, resource);
+    try {
+        rmm::device_buffer impossible(std::size_t{1} << 60, rmm::cuda_stream_default, spilling);
+    } catch (const rmm::bad_alloc &) {
+    }
+    if (spilled.buffers.empty()) {
+        throw std::runtime_error("memory was spilled for more than there are addresses");
+    }
+}
+
 void run_on_gapless(const std::string &kind) {
     gapless::check(gapless_configure("budget:96MiB"));
     gapless::memory_resource resource(0);
@@ -141,6 +183,8 @@ void run_on_gapless(const std::string &kind) {
         if (tracked.get_allocated_bytes() != 0) {
             throw std::runtime_error("buffers are left");
         }
+    } else if (kind == "gapless_spilling") {
+        run_spilling();
     } else {
         run(resource, 96 * MIB);
     }

@@ -12,6 +12,8 @@ const SONAME: &str = "libgapless.so.0";
 const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 /// For C, and for C++ over it. Those of PyTorch's entry points are private.
 const HEADERS: [&str; 3] = ["gapless.h", "gapless_share.h", "gapless.hpp"];
+/// The folder of the parts of `gapless.hpp`.
+const PARTS: &str = "gapless";
 /// Installed files that say where the others are, with the folder of their templates.
 const DESCRIPTIONS: [&str; 3] =
     ["pkgconfig/gapless.pc", "cmake/gapless/gaplessConfig.cmake", "cmake/gapless/gaplessConfigVersion.cmake"];
@@ -20,8 +22,8 @@ const TEMPLATES: &str = "crates/capi/packaging";
 #[derive(Debug, Default, clap::Args)]
 pub struct BuildCapiArguments {
     /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h,
-    /// gapless_share.h and gapless.hpp, and what pkg-config and CMake read [default: dist/capi]. Where there is an
-    /// objcopy, the shared library's line tables are beside it, in lib/libgapless.so.0.debug
+    /// gapless_share.h, gapless.hpp and its parts in gapless/, and what pkg-config and CMake read [default: dist/capi].
+    /// Where there is an objcopy, the shared library's line tables are beside it, in lib/libgapless.so.0.debug
     pub prefix: Option<PathBuf>,
     /// Then build a program in each way, and run it over the simulated driver (needs cc, c++, pkg-config and cmake)
     #[arg(long)]
@@ -36,13 +38,16 @@ pub fn run(workspace: &Workspace, arguments: &BuildCapiArguments) -> Result<(), 
     process::run(&mut workspace.cargo(["build", "--release", "--package", "gapless-capi"]))?;
     let (lib, include) = (prefix.join("lib"), prefix.join("include"));
     files::create_folder(&lib)?;
-    files::create_folder(&include)?;
+    files::create_folder(&include.join(PARTS))?;
     files::install(&workspace.target("release/libgapless_capi.so"), &lib.join(SONAME), 0o755)?;
     take_out_line_tables(workspace, &lib.join(SONAME))?;
     files::link(SONAME, &lib.join("libgapless.so"))?;
     files::install(&workspace.target("release/libgapless_capi.a"), &lib.join("libgapless.a"), 0o644)?;
     for header in HEADERS {
         files::install(&workspace.path("include").join(header), &include.join(header), 0o644)?;
+    }
+    for part in files::with_ending(&workspace.path("include").join(PARTS), "hpp")? {
+        files::install(&part, &include.join(PARTS).join(files::name(&part)), 0o644)?;
     }
     for description in DESCRIPTIONS {
         let to = lib.join(description);
