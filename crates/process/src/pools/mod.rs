@@ -429,8 +429,7 @@ impl<D: DeviceDriver> Pools<D> {
         // Pools are condemned and closed with it locked, so each is in one of the two.
         let books = self.books();
         let mut past = books.past.clone();
-        let (condemned, all): (Vec<_>, Vec<_>) =
-            self.list.read().iter().cloned().partition(|pool| pool.is_condemned());
+        let (condemned, all): (Vec<_>, Vec<_>) = self.list.read().iter().cloned().partition(|pool| pool.is_condemned());
         condemned.iter().for_each(|pool| past.add(pool));
         (all, past)
     }
