@@ -172,7 +172,6 @@ enum Seen {
 #[cfg(not(loom))]
 mod real {
     use super::{RawAsymmetricMutex, Seen};
-    use parking_lot::lock_api::{GuardNoSend, RawMutex, RawMutexFair};
     pub use std::sync::atomic::Ordering;
     use std::sync::atomic::{AtomicBool, AtomicU32, compiler_fence};
     use std::time::{Duration, Instant};
@@ -253,37 +252,31 @@ mod real {
 
     // SAFETY: I1, by the one exchange of `locked` that `try_lock` makes. What the section wrote is released by the store in
     // `unlock` and acquired by that exchange.
-    unsafe impl RawMutex for RawAsymmetricMutex {
+    unsafe impl parking_lot::lock_api::RawMutex for RawAsymmetricMutex {
         const INIT: Self =
             Self { locked: AtomicBool::new(false), wanted: AtomicU32::new(0), waiters: Waiters(AtomicU32::new(0)) };
-        type Guard = GuardNoSend;
+        type GuardMarker = parking_lot::lock_api::GuardNoSend;
 
         #[inline]
-        fn lock(&self) -> GuardNoSend {
+        fn lock(&self) {
             Self::lock(self);
-            GuardNoSend::new()
         }
 
         #[inline]
-        fn try_lock(&self) -> Option<GuardNoSend> {
-            Self::try_lock(self).then(GuardNoSend::new)
+        fn try_lock(&self) -> bool {
+            Self::try_lock(self)
         }
 
         #[inline]
-        unsafe fn unlock(&self, _: GuardNoSend) {
+        unsafe fn unlock(&self) {
             Self::unlock(self);
-        }
-
-        #[inline]
-        fn is_locked(&self) -> bool {
-            Self::is_locked(self)
         }
     }
 
     // SAFETY: as above. Nothing depends on fairness.
-    unsafe impl RawMutexFair for RawAsymmetricMutex {
+    unsafe impl parking_lot::lock_api::RawMutexFair for RawAsymmetricMutex {
         #[inline]
-        unsafe fn unlock_fair(&self, _: GuardNoSend) {
+        unsafe fn unlock_fair(&self) {
             Self::unlock_fair(self);
         }
     }

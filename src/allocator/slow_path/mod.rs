@@ -58,7 +58,7 @@ use crate::pages::PageCount;
 use crate::physical::ChunkId;
 use crate::segment::listeners::{InListener, MapListeners};
 use crate::stream::StreamIndex;
-use crate::sync::{Mutex, MutexGuard, unlock_fairly};
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::DeviceAddr;
 use growth::Growth;
 use inspect::Holdings;
@@ -113,7 +113,7 @@ impl Door {
             path.release_created();
         }
         path.publish();
-        path.leave();
+        drop(path);
         if let Some(AllocError::OutOfMemory(report)) = result.as_mut().err().and_then(WithAlloc::alloc_mut) {
             // Nobody has to wait for that.
             report.list_largest(&shared.streams);
@@ -188,11 +188,6 @@ impl Door {
 }
 
 impl<'a, D: Driver> SlowPath<'a, D> {
-    /// Lets the thread in that waits for longest. One that comes back at once would keep the others out for seconds.
-    fn leave(self) {
-        unlock_fairly(self.mapper);
-    }
-
     /// The driver, for memory calls.
     fn driver(&self) -> &'a Counted<D> {
         &self.shared.streams.driver

@@ -111,7 +111,7 @@ impl<D: DeviceDriver> Pools<D> {
 
     /// Ends the loans of all pools but one: none may hold more than it does. Returns what they hold.
     fn restrict(&self, but: Option<&Arc<Pool<D>>>) -> u64 {
-        let pools: Vec<Arc<Pool<D>>> = self.list.read().clone();
+        let pools: Vec<Arc<Pool<D>>> = self.list.read_recursive().clone();
         let others = pools.iter().filter(|pool| but.is_none_or(|but| !Arc::ptr_eq(but, pool)));
         others
             .map(|pool| {

@@ -46,7 +46,7 @@ use gapless::{Allocator, DeviceAddr, StreamId};
 use kind::Declared;
 pub use kind::PoolKind;
 use open::{OpenPools, Served};
-use parking_lot::{Mutex, MutexGuard, RecursiveRwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 pub(crate) use past::Past;
 use pool::owner;
 pub use pool::{Pool, PoolId};
@@ -64,14 +64,14 @@ pub struct Pools<D: DeviceDriver> {
     /// Number of pools in `list`; 0 most of the time.
     count: AtomicUsize,
     /// The pools that are not closed.
-    list: RecursiveRwLock<Vec<Arc<Pool<D>>>>,
+    list: RwLock<Vec<Arc<Pool<D>>>>,
     open: OpenPools<D>,
     books: Mutex<Books>,
 }
 
 impl<D: DeviceDriver> Pools<D> {
     pub(crate) fn new(settings: Settings, main: Allocator<D>) -> Self {
-        let (list, books) = (RecursiveRwLock::default(), Mutex::default());
+        let (list, books) = (RwLock::default(), Mutex::default());
         Self { settings, main, count: AtomicUsize::new(0), list, open: OpenPools::new(), books }
     }
 
@@ -130,7 +130,7 @@ impl<D: DeviceDriver> Pools<D> {
         if self.none() {
             return None;
         }
-        self.list.read().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned()
+        self.list.read_recursive().iter().find(|pool| pool.id == id && !pool.is_condemned()).cloned()
     }
 
     /// The number of users of a pool; 0 when there is none of that name.
@@ -312,7 +312,7 @@ impl<D: DeviceDriver> Pools<D> {
 
     /// Frees an allocation of a pool; `None` if it belongs to none.
     pub(crate) fn free(&self, addr: DeviceAddr) -> Option<Result<(), FreeError>> {
-        let list = self.list.read();
+        let list = self.list.read_recursive();
         let pool = owner(&list, addr)?;
         let outcome = pool.allocator.free(addr);
         // The free has locked a stream that `release` locks when it looks for what is live. So of two who take the last user
@@ -328,7 +328,7 @@ impl<D: DeviceDriver> Pools<D> {
 
     /// The pool whose addresses include `addr`.
     pub(crate) fn owner(&self, addr: DeviceAddr) -> Option<Arc<Pool<D>>> {
-        owner(&self.list.read(), addr).cloned()
+        owner(&self.list.read_recursive(), addr).cloned()
     }
 
     /// Whether there are no pools at all.
@@ -343,13 +343,13 @@ impl<D: DeviceDriver> Pools<D> {
         if self.none() {
             return Vec::new();
         }
-        self.list.read().iter().filter(|pool| !pool.is_condemned()).cloned().collect()
+        self.list.read_recursive().iter().filter(|pool| !pool.is_condemned()).cloned().collect()
     }
 
     /// Bytes that all pools hold, and an allocator beside gapless.
     pub(crate) fn held_bytes(&self) -> u64 {
         let books = self.books();
-        self.list.read().iter().map(|pool| pool.held()).sum::<u64>() + books.elsewhere_bytes()
+        self.list.read_recursive().iter().map(|pool| pool.held()).sum::<u64>() + books.elsewhere_bytes()
     }
 
     /// The budget of the device: of the main allocator and all pools together.
@@ -362,7 +362,7 @@ impl<D: DeviceDriver> Pools<D> {
         if self.none() {
             return 0;
         }
-        let condemned: Vec<_> = self.list.read().iter().filter(|pool| pool.is_condemned()).cloned().collect();
+        let condemned: Vec<_> = self.list.read_recursive().iter().filter(|pool| pool.is_condemned()).cloned().collect();
         condemned.iter().map(|pool| pool.held()).sum()
     }
 
@@ -371,7 +371,7 @@ impl<D: DeviceDriver> Pools<D> {
     pub(crate) fn close_condemned(&self, at_hand: Option<StreamId>) -> u64 {
         let driver = self.main.driver();
         if self.none()
-            || !self.list.read().iter().any(|pool| pool.is_condemned())
+            || !self.list.read_recursive().iter().any(|pool| pool.is_condemned())
             || self.may_be_capturing(driver)
             || at_hand.is_some_and(|stream| driver.is_capturing(stream))
         {
@@ -429,7 +429,8 @@ impl<D: DeviceDriver> Pools<D> {
         // Pools are condemned and closed with it locked, so each is in one of the two.
         let books = self.books();
         let mut past = books.past.clone();
-        let (condemned, all): (Vec<_>, Vec<_>) = self.list.read().iter().cloned().partition(|pool| pool.is_condemned());
+        let (condemned, all): (Vec<_>, Vec<_>) =
+            self.list.read_recursive().iter().cloned().partition(|pool| pool.is_condemned());
         condemned.iter().for_each(|pool| past.add(pool));
         (all, past)
     }
