@@ -117,7 +117,7 @@ fn histories() -> [History; 7] {
 #[allow(clippy::cast_precision_loss, reason = "a ratio")]
 fn main() {
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
+    table.load_style(presets::ASCII_MARKDOWN);
     table.set_header(["device", "history", "live", "whole free pages", "served", "kept back", "with chunks of 2 MiB"]);
     for History { gib, name, happens } in histories() {
         let [default, pages] = [ChunkPolicy::Auto, ChunkPolicy::Fixed(PAGE)].map(|policy| {

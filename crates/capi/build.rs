@@ -1,10 +1,10 @@
 //! The shared library goes by the name that programs ask for: with the number of its C interface, which changes when a
-//! program has to be compiled anew.
+//! program has to be compiled anew. `soname.txt` is the one place of it.
 
-/// The number of the C interface. `cargo xtask build-capi` installs the library under this name, too.
-const INTERFACE: u32 = 0;
+const SONAME: &str = include_str!("soname.txt").trim_ascii();
 
 fn main() {
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libgapless.so.{INTERFACE}");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{SONAME}");
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=soname.txt");
 }

@@ -22,7 +22,7 @@ pub(super) fn write(out: &mut impl Write, results: &[ReplayResult]) -> io::Resul
         ByteSize(first.capacity_bytes),
     )?;
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
     let names = results.iter().map(|result| Cell::new(result.policy).set_alignment(CellAlignment::Right));
     table.set_header(std::iter::once(Cell::new("")).chain(names));
     let sleeps = results.iter().any(|result| !result.phases.is_empty());

@@ -230,7 +230,7 @@ fn goes_on_beside(sleeps_and_wakes: fn(&Subject<Model>), meanwhile: Meanwhile) {
     for (addr, bytes) in &left {
         witness.verify(home, *addr, *bytes, *bytes).unwrap();
     }
-    for (addr, bytes) in &allocated {
+    if let Some((addr, bytes)) = &allocated {
         witness.fill(home, *addr, *bytes, 7).unwrap();
     }
     for (addr, _) in left.into_iter().chain(allocated) {

@@ -133,7 +133,7 @@ fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
         outcomes.entry(run.outcome()).or_default().push(run.seed);
     }
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["runs", "the program ended with", "held more", "broke", "first seed"]);
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     for ([ended, more, rules], seeds) in &outcomes {

@@ -15,7 +15,7 @@ fn example(world: &World) -> Option<PathBuf> {
         println!("skipped: libgapless_capi.so was not built");
         return None;
     };
-    for name in ["libgapless.so", "libgapless.so.0"] {
+    for name in ["libgapless.so", include_str!("../../capi/soname.txt").trim_ascii()] {
         symlink(&library, world.path(name)).unwrap();
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

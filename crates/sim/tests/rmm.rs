@@ -34,7 +34,7 @@ impl Rmm {
         compiler.arg(world.path("lib/libcudart-standin.so")).arg("-L").arg(world.path("lib"));
         compiler.arg("-L").arg(&logger).args(["-lrapids_logger", "-lcuda", "-ldl"]);
         if let Some(library) = gapless {
-            for name in ["libgapless.so", "libgapless.so.0"] {
+            for name in ["libgapless.so", include_str!("../../capi/soname.txt").trim_ascii()] {
                 symlink(&library, world.path("lib").join(name)).unwrap();
             }
             compiler.args(["-DON_GAPLESS", "-lgapless"]);

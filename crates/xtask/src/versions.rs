@@ -1,8 +1,8 @@
 //! Where the version of a release is said: manifests, lock files, Python packages, documents and the changelog.
 
 use crate::failure::Failure;
-use crate::files;
 use crate::workspace::Workspace;
+use crate::{files, process};
 use std::path::{Path, PathBuf};
 
 /// Each of these says the version once.
@@ -11,43 +11,72 @@ const LOCKS: [&str; 2] = ["Cargo.lock", "fuzz/Cargo.lock"];
 
 /// The version of the workspace, which its crates share.
 pub fn of_workspace(workspace: &Workspace) -> Result<String, Failure> {
-    let manifest = files::read(&workspace.path("Cargo.toml"))?;
-    let version = of_manifest(&manifest).first().copied().map(str::to_owned);
-    version.ok_or_else(|| Failure::new("Cargo.toml names no version"))
+    let described = workspace.described()?;
+    let version = described["packages"][0]["version"].as_str().map(str::to_owned);
+    version.ok_or_else(|| Failure::new("cargo metadata names no version"))
 }
 
 /// Fails where a file says another version than the workspace.
 pub fn check(workspace: &Workspace) -> Result<(), Failure> {
     let version = of_workspace(workspace)?;
-    let mut wrong = Vec::new();
-    let mut said = 0;
+    let mut said = of_manifests(&workspace.described()?);
     for (file, reader) in readers(workspace)? {
         let text = files::read(&workspace.path(&file))?;
-        let found = reader(&text);
-        said += found.len();
-        let others = found.iter().filter(|found| **found != version);
-        wrong.extend(others.map(|other| format!("{} says {other}", file.display())));
+        said.extend(reader(&text).into_iter().map(|found| (file.display().to_string(), found.to_owned())));
     }
+    let others = said.iter().filter(|(_, found)| *found != version);
+    let wrong: Vec<String> = others.map(|(place, other)| format!("{place} says {other}")).collect();
     if wrong.is_empty() {
-        println!("{version}, {said} times");
+        println!("{version}, {} times", said.len());
         return Ok(());
     }
     Err(Failure::new(format!("Cargo.toml says {version}, but {}", wrong.join(", "))))
 }
 
+/// Writes a version wherever [`check`] looks for one.
+pub fn set(workspace: &Workspace, version: &str) -> Result<(), Failure> {
+    if !is_version(version) {
+        return Err(Failure::new(format!("{version:?} is no version of three numbers")));
+    }
+    let manifest = workspace.path("Cargo.toml");
+    files::write(&manifest, &with(&files::read(&manifest)?, in_root_manifest, version))?;
+    for (file, reader) in readers(workspace)?.into_iter().filter(|(file, _)| !LOCKS.map(Path::new).contains(&&**file)) {
+        let file = workspace.path(file);
+        files::write(&file, &with(&files::read(&file)?, reader, version))?;
+    }
+    for lock in LOCKS {
+        let manifest = Path::new(lock).with_extension("toml");
+        let mut update = workspace.cargo(["update", "--quiet", "--offline", "--workspace", "--manifest-path"]);
+        process::run(update.arg(manifest))?;
+    }
+    check(workspace)
+}
+
+fn is_version(text: &str) -> bool {
+    let numbers: Vec<&str> = text.split('.').collect();
+    numbers.len() == 3 && numbers.iter().all(|number| number.parse::<u32>().is_ok())
+}
+
+/// A text in which what `reader` finds is another version.
+fn with(text: &str, reader: Reader, version: &str) -> String {
+    let mut places: Vec<_> =
+        reader(text).iter().map(|found| (found.as_ptr().addr() - text.as_ptr().addr(), found.len())).collect();
+    places.sort_unstable();
+    let mut written = text.to_owned();
+    for (start, length) in places.into_iter().rev() {
+        written.replace_range(start..start + length, version);
+    }
+    written
+}
+
+/// Returns the versions in a text, as parts of it.
 type Reader = fn(&str) -> Vec<&str>;
 
-/// The files that say versions, and how each is read.
+/// The files that say versions, apart from manifests, and how each is read.
 fn readers(workspace: &Workspace) -> Result<Vec<(PathBuf, Reader)>, Failure> {
     let root = workspace.path("");
     let inside = |path: PathBuf| path.strip_prefix(&root).unwrap_or(&path).to_owned();
-    let mut readers: Vec<(PathBuf, Reader)> = vec![("Cargo.toml".into(), of_manifest), ("README.md".into(), of_wheels)];
-    for folder in files::entries(&workspace.path("crates"))? {
-        let manifest = folder.join("Cargo.toml");
-        if manifest.is_file() {
-            readers.push((inside(manifest), of_manifest));
-        }
-    }
+    let mut readers: Vec<(PathBuf, Reader)> = vec![("README.md".into(), of_wheels)];
     readers.extend(LOCKS.map(|lock| (Path::new(lock).to_owned(), of_lock as Reader)));
     readers.extend(MODULES.map(|module| (Path::new(module).to_owned(), of_module as Reader)));
     let documents = files::with_ending(&workspace.path("docs/using"), "md")?;
@@ -55,15 +84,29 @@ fn readers(workspace: &Workspace) -> Result<Vec<(PathBuf, Reader)>, Failure> {
     Ok(readers)
 }
 
-/// What a manifest says of its own version, and of those of the workspace's crates that it depends on.
-fn of_manifest(text: &str) -> Vec<&str> {
-    let lines = text.lines().filter_map(|line| {
-        let is_dependency = line.starts_with("gapless") && line.contains("path = ");
-        let own = line.strip_prefix("version = ");
-        let said = own.or_else(|| line.split_once(" version = ").map(|(_, said)| said).filter(|_| is_dependency))?;
-        quoted(said)
-    });
-    lines.collect()
+/// The versions of the crates, and those that they demand of each other, by the name of the crate that says them.
+fn of_manifests(described: &serde_json::Value) -> Vec<(String, String)> {
+    let mut said = Vec::new();
+    for package in described["packages"].as_array().into_iter().flatten() {
+        let demanded = package["dependencies"].as_array().into_iter().flatten();
+        let demanded =
+            demanded.filter(|dependency| dependency["path"].is_string()).map(|dependency| &dependency["req"]);
+        let versions = demanded.chain([&package["version"]]).filter_map(|version| version.as_str());
+        let name = package["name"].as_str().unwrap_or_default();
+        let named = versions.filter(|version| *version != "*");
+        said.extend(named.map(|version| (name.to_owned(), version.trim_start_matches('^').to_owned())));
+    }
+    said
+}
+
+/// What the root's manifest says of the workspace, and of the core as the crates that are published depend on it.
+fn in_root_manifest(text: &str) -> Vec<&str> {
+    let own = text.lines().filter_map(|line| line.strip_prefix("version = "));
+    let demanded = text
+        .lines()
+        .filter(|line| line.starts_with("gapless = "))
+        .filter_map(|line| Some(line.split_once("version = ")?.1));
+    own.chain(demanded).filter_map(quoted).collect()
 }
 
 /// The versions of the workspace's crates in a lock file: those without a source. The fuzz targets have none of their own.
@@ -113,11 +156,26 @@ mod tests {
 
     #[test]
     fn manifests_say_their_own_version_and_those_of_our_crates() {
-        let text = "[package]\nname = \"gapless\"\nversion = \"1.2.3\"\nrust-version = \"1.88\"\n[dependencies]\n\
-                    gapless-share = { path = \"../share\", version = \"1.2.4\" }\ngapless-trace = { path = \"../trace\" }\n\
-                    serde = { version = \"1\" }\n";
-        assert_eq!(of_manifest(text), ["1.2.3", "1.2.4"]);
-        assert!(of_manifest("version.workspace = true\n").is_empty());
+        let described = serde_json::json!({"packages": [
+            {"name": "gapless", "version": "1.2.3", "dependencies": [{"name": "serde", "req": "^1", "path": null}]},
+            {"name": "gapless-share", "version": "1.2.3", "dependencies": [
+                {"name": "gapless", "req": "^1.2.4", "path": "/"}, {"name": "gapless-trace", "req": "*", "path": "/trace"},
+            ]},
+        ]});
+        let said = [("gapless", "1.2.3"), ("gapless-share", "1.2.4"), ("gapless-share", "1.2.3")];
+        assert_eq!(of_manifests(&described), said.map(|(name, version)| (name.to_owned(), version.to_owned())));
+    }
+
+    #[test]
+    fn a_version_is_written_where_ours_is_said_and_nowhere_else() {
+        let text = "[workspace.package]\nversion = \"1.2.3\"\nrust-version = \"1.2.3\"\n[workspace.dependencies]\n\
+                    gapless = { path = \".\", version = \"1.2.3\" }\n[dependencies]\nserde = { version = \"1.2.3\" }\n";
+        let expected = "[workspace.package]\nversion = \"1.10.0\"\nrust-version = \"1.2.3\"\n[workspace.dependencies]\n\
+                    gapless = { path = \".\", version = \"1.10.0\" }\n[dependencies]\nserde = { version = \"1.2.3\" }\n";
+        assert_eq!(with(text, in_root_manifest, "1.10.0"), expected);
+        let wheels = "gapless_sim-1.2.3-py3.whl, gapless-1.2.3.tar.gz 1.2.3";
+        assert_eq!(with(wheels, of_wheels, "2.0.0"), "gapless_sim-2.0.0-py3.whl, gapless-2.0.0.tar.gz 1.2.3");
+        assert!(is_version("0.3.0") && !is_version("0.3") && !is_version("v0.3.0") && !is_version(""));
     }
 
     #[test]

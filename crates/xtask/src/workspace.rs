@@ -18,13 +18,15 @@ impl Workspace {
     /// Asks cargo for the target folder, which `CARGO_TARGET_DIR` and cargo's configuration both may set.
     pub fn find() -> Result<Self, Failure> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/xtask is two levels down");
-        let mut metadata = Command::new("cargo");
-        metadata.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).arg(root.join("Cargo.toml"));
-        let described: serde_json::Value = serde_json::from_str(&process::output(&mut metadata)?)
-            .map_err(|error| Failure::new(format!("cargo metadata: {error}")))?;
+        let described = described(root)?;
         let target =
             described["target_directory"].as_str().ok_or_else(|| Failure::new("cargo names no target folder"))?;
         Ok(Self { root: root.to_owned(), target: target.into() })
+    }
+
+    /// What `cargo metadata` says now of the workspace and its crates.
+    pub fn described(&self) -> Result<serde_json::Value, Failure> {
+        described(&self.root)
     }
 
     /// A path inside the repository.
@@ -92,4 +94,11 @@ impl Workspace {
         files::copy(&folder.join("libcuda.so.1"), &folder.join("libcuda.so"))?;
         Ok(root)
     }
+}
+
+fn described(root: &Path) -> Result<serde_json::Value, Failure> {
+    let mut metadata = Command::new("cargo");
+    metadata.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).arg(root.join("Cargo.toml"));
+    serde_json::from_str(&process::output(&mut metadata)?)
+        .map_err(|error| Failure::new(format!("cargo metadata: {error}")))
 }

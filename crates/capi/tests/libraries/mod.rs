@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The name that a program asks for.
-pub const SONAME: &str = "libgapless.so.0";
+pub const SONAME: &str = include_str!("../../soname.txt").trim_ascii();
 
 /// A folder with the two libraries under the names that programs ask for.
 pub struct Libraries(tempfile::TempDir);

@@ -114,7 +114,7 @@ fn holders(changes: &[&HolderChange]) -> String {
 
 fn table() -> Table {
     let mut table = Table::new();
-    table.load_preset(text::HEADER_LINE).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(text::HEADER_LINE).set_content_arrangement(ContentArrangement::Disabled);
     table
 }
 

@@ -76,7 +76,7 @@ struct Shown<'a> {
 impl Shown<'_> {
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut table = Table::new();
-        table.load_preset(text::HEADER_LINE).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
+        table.load_style(text::HEADER_LINE).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
         let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
         table.set_header([
             Cell::new("rank"),

@@ -1,6 +1,6 @@
 //! Advice as text: what happened, what would have helped, what fits.
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 use gapless::ByteSize;
 use gapless_report::words;
 use gapless_trace::advice::{Advice, PolicyOutcome};
@@ -55,7 +55,7 @@ fn what_happened(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
 fn what_helps(out: &mut impl Write, advice: &Advice) -> io::Result<()> {
     writeln!(out, "\nWhat would have helped, each replayed on this device")?;
     let mut table = Table::new();
-    table.load_preset(HEADER_LINE).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(HEADER_LINE).set_content_arrangement(ContentArrangement::Disabled);
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     let head = ["smallest device", "calls", "waits"].map(|name| right(name.replacen(' ', "\n", 1)));
     table.set_header(["setting", "outcome"].map(Cell::new).into_iter().chain(head));
@@ -102,7 +102,10 @@ fn in_lines(policy: &PolicyOutcome) -> String {
 }
 
 /// A table with a line below its header, and between columns.
-pub(super) const HEADER_LINE: &str = "     ═╪ ┆          ";
+pub(super) const HEADER_LINE: TableStyle = TableStyle::new()
+    .header_lines(ContentLineStyle::none().junction('┆'))
+    .header_separator(LineStyle::none().fill('═').junction('╪'))
+    .content_lines(ContentLineStyle::none().junction('┆'));
 /// Most characters of a line in the column of settings, if it can be broken.
 const LONGEST_SETTING: usize = 29;
 /// Most characters of an outcome in one line: with the widest figures, the table has 80 columns then.

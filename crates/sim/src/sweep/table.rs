@@ -12,7 +12,7 @@ use std::io::{self, Write};
 /// Writes the table, in which calls in a row with one outcome share a line, and below it what was found.
 pub fn write(out: &mut impl Write, results: &Results) -> io::Result<()> {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["function", "call", "code", "the program ended with", "held more", "found"]);
     let steps = if results.every == 1 { String::new() } else { format!(" by {}", results.every) };
     for run in results.cases.chunk_by(have_one_outcome) {

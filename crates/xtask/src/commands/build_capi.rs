@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's own name, which a program asks for that was linked with it: see `crates/capi/build.rs`.
-const SONAME: &str = "libgapless.so.0";
+pub const SONAME: &str = include_str!("../../../capi/soname.txt").trim_ascii();
 /// The libraries that the static library needs besides: `rustc --print native-static-libs`.
 const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 /// For C, and for C++ over it. Those of PyTorch's entry points are private.
@@ -21,9 +21,9 @@ const TEMPLATES: &str = "crates/capi/packaging";
 
 #[derive(Debug, Default, clap::Args)]
 pub struct BuildCapiArguments {
-    /// Folder to install in: lib/libgapless.so.0, a link libgapless.so to it, lib/libgapless.a, include/gapless.h,
+    /// Folder to install in: lib/libgapless.so.N, a link libgapless.so to it, lib/libgapless.a, include/gapless.h,
     /// gapless_share.h, gapless.hpp and its parts in gapless/, and what pkg-config and CMake read [default: dist/capi].
-    /// Where there is an objcopy, the shared library's line tables are beside it, in lib/libgapless.so.0.debug
+    /// Where there is an objcopy, the shared library's line tables are beside it, in lib/libgapless.so.N.debug
     pub prefix: Option<PathBuf>,
     /// Then build a program in each way, and run it over the simulated driver (needs cc, c++, pkg-config and cmake)
     #[arg(long)]
@@ -224,7 +224,13 @@ mod tests {
         for target in ["gapless::gapless SHARED", "gapless::static STATIC"] {
             assert!([&fetched, &installed].iter().all(|text| text.contains(target)), "{target}");
         }
-        assert!(fetched.contains(&format!("set(_gapless_soname {SONAME})")));
+        assert!(fetched.contains("/soname.txt\" _gapless_soname)"));
         assert!(fetched.contains(&format!("INTERFACE_LINK_LIBRARIES \"{}\"", SYSTEM_LIBRARIES.join(" "))));
+    }
+
+    #[test]
+    fn the_name_of_the_library_in_the_document_is_its_own() {
+        let document = files::read(&Workspace::find().unwrap().path("docs/using/c.md")).unwrap();
+        assert!(document.contains(&format!("own name is `{SONAME}`")), "{SONAME}");
     }
 }

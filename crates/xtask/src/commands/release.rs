@@ -8,8 +8,8 @@ use super::build_wheel::WheelArguments;
 use super::check_interface::CheckInterfaceArguments;
 use super::gpu_bundle::GpuBundleArguments;
 use super::{
-    build_capi, build_sdist, build_sim, build_torch_objects, build_wheel, check_interface, ci, gpu_bundle,
-    package_crates, scripts,
+    build_capi, build_sdist, build_sim, build_torch_objects, build_wheel, check_interface, ci, generate_header,
+    gpu_bundle, package_crates, scripts,
 };
 use crate::failure::Failure;
 use crate::old_systems::OLDEST_GLIBC;
@@ -26,6 +26,9 @@ pub struct ReleaseArguments {
     /// Print the steps, and run none
     #[arg(long)]
     list: bool,
+    /// Write this version into every file that says one, and into the C header; the changelog is left
+    #[arg(long, value_name = "VERSION", conflicts_with_all = ["list", "steps"])]
+    set_version: Option<String>,
     /// Names of steps to run (default: all)
     #[arg(value_name = "STEP")]
     steps: Vec<String>,
@@ -71,6 +74,10 @@ pub fn run(workspace: &Workspace, arguments: &ReleaseArguments) -> Result<(), Fa
     if arguments.list {
         print!("{}", listed(&STEPS));
         return Ok(());
+    }
+    if let Some(version) = &arguments.set_version {
+        versions::set(workspace, version)?;
+        return generate_header::run(workspace);
     }
     let ended = walk(workspace, &STEPS, &arguments.steps)?;
     println!("\nversion {}", versions::of_workspace(workspace)?);

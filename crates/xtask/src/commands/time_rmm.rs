@@ -1,5 +1,6 @@
 //! RMM's random allocations, on its own resources and on gapless's, over the simulated driver.
 
+use super::build_capi;
 use super::guests::{RMM, RMM_LOGGER};
 use super::torch_stand_ins::StandIns;
 use crate::failure::Failure;
@@ -20,7 +21,7 @@ pub fn run(workspace: &Workspace, stand_ins: &StandIns, modules: &Path) -> Resul
     }
     stand_ins.optimise(workspace)?;
     let (folder, program) = (stand_ins.folder(), stand_ins.folder().join("rmm_random"));
-    files::link("libgapless.so", &folder.join("libgapless.so.0"))?;
+    files::link("libgapless.so", &folder.join(build_capi::SONAME))?;
     let mut compiler = workspace.command("c++");
     compiler.args(["-std=c++17", "-O2", "-DNDEBUG", "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"]);
     for include in ["", "rapids", "rapids/libcudacxx"] {
