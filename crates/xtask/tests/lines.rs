@@ -1,5 +1,5 @@
-//! Lines are at most 132 columns, in sources and in prose. `rustfmt` leaves comments and texts alone, and nothing else looks at
-//! documents.
+//! Lines are at most 132 columns, in sources and in prose, and none are left by a merge. `rustfmt` leaves comments and texts alone,
+//! and nothing else looks at documents.
 
 mod texts;
 
@@ -41,4 +41,14 @@ fn tables_and_code_of_documents_do_not_count() {
     let text = format!("{long}\n| {long} |\n```text\n{long}\n```\n{long}\n{}", &long[2..]);
     assert_eq!(too_long(&text, true), [1, 6]);
     assert_eq!(too_long(&text, false), [1, 2, 4, 6]);
+}
+
+#[test]
+fn merges_have_left_nothing() {
+    let files = texts(&["md", "rs", "h", "hpp", "c", "cpp", "toml", "py", "yml", "sh"]);
+    let is_mark = |line: &str| line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> ");
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("text");
+        assert!(!text.lines().any(is_mark), "{} has marks of a merge", file.display());
+    }
 }
