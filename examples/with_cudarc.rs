@@ -1,6 +1,6 @@
 //! gapless with `cudarc`: memory from gapless, everything else from `cudarc`, through its `DevicePtr` traits.
 //!
-//! `cargo run --features cudarc --example with_cudarc` on a machine with a GPU; with the simulated driver, see
+//! `cargo run -p gapless-sim --features cudarc --example with_cudarc` on a machine with a GPU; with the simulated driver, see
 //! `cargo xtask test-interop`.
 
 use std::error::Error;

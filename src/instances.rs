@@ -1,7 +1,8 @@
 //! The allocator for the drivers that tests use most, compiled once with the library. Test programs find it there instead of
 //! compiling it again each, which took most of the time that they took to build.
 //!
-//! The compiler shares instances between crates at low optimisation levels only (`share-generics`), as tests have them.
+//! The compiler shares instances between crates at low optimisation levels only (`share-generics`), as tests have them. So a build
+//! without debug assertions leaves this out.
 
 use crate::driver::Driver;
 use crate::driver::cuda::CudaDriver;
@@ -45,7 +46,7 @@ fn exercise<D: Driver>(driver: Arc<D>) -> Result<(), Box<dyn Error>> {
     Ok(allocator.close()?)
 }
 
-/// [`exercise`] on the model.
+/// `exercise` on the model.
 ///
 /// # Errors
 /// As there.
@@ -53,7 +54,7 @@ pub fn exercise_model(driver: Arc<ModelDriver>) -> Result<(), Box<dyn Error>> {
     exercise(driver)
 }
 
-/// [`exercise`] on the model, with faults.
+/// `exercise` on the model, with faults.
 ///
 /// # Errors
 /// As there.
@@ -61,7 +62,7 @@ pub fn exercise_faults(driver: Arc<FaultDriver<ModelDriver>>) -> Result<(), Box<
     exercise(driver)
 }
 
-/// [`exercise`] on host memory.
+/// `exercise` on host memory.
 ///
 /// # Errors
 /// As there.
@@ -69,7 +70,7 @@ pub fn exercise_host(driver: Arc<HostDriver>) -> Result<(), Box<dyn Error>> {
     exercise(driver)
 }
 
-/// [`exercise`] on a CUDA device.
+/// `exercise` on a CUDA device.
 ///
 /// # Errors
 /// As there.

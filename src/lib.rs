@@ -3,6 +3,8 @@
 //! The promise: **if the bytes are free, the allocation succeeds.** Addresses are reserved generously, physical memory is
 //! mapped behind them on demand, and free pages are mapped where a request needs them, without waiting for the device.
 //!
+//! With a simulated device, which the feature `testing` has:
+//!
 //! ```
 //! use gapless::driver::{ModelConfig, ModelDriver};
 //! use gapless::{Allocator, StreamId};
@@ -47,7 +49,7 @@
 //! | memory for network cards | [`RegisteredBlock`](allocator::RegisteredBlock), from [`Allocator::alloc_registered`] |
 //! | memory that gives way to another process for a while | [`Allocator::sleep`] and [`Allocator::wake`] |
 //! | any GPU, also without virtual memory management | [`CudaBuilder::device_allocator`](driver::cuda::CudaBuilder::device_allocator) |
-//! | tests without a GPU | [`ModelDriver`](driver::ModelDriver), which has no bytes, and [`HostDriver`](driver::HostDriver) |
+//! | tests (feature `testing`) | [`ModelDriver`](driver::ModelDriver), and with bytes [`HostDriver`](driver::HostDriver) |
 //! | another device | a [`Driver`](driver::Driver) of one's own |
 //! | several devices, pools of graphs, PyTorch, C | the crate `gapless-process`, and `gapless.h` |
 //!
@@ -61,13 +63,21 @@
 //! # Features
 //!
 //! - `cust`, `cuda-driver-sys`: allocations in the types of these crates.
+//! - `testing`: what tests and replays take in place of a GPU. These are the simulated devices of [`driver::model`] and
+//!   [`driver::host`], the failures of [`driver::fault`], [`Intercepted`](driver::Intercepted) and [`Counted`](driver::Counted),
+//!   which watch the calls to a driver, and [`WorkDriver`](driver::WorkDriver) and [`HoldStreams`](driver::HoldStreams), whose work
+//!   tells whether memory was used too early. A program that only allocates does without it; for its tests,
+//!   `cargo add --dev gapless --features testing`.
 //! - `internals`: parts that this project's own tests look at, without any promise of stability.
+
+// The documentation is built with the feature: without it, these links lead nowhere.
+#![cfg_attr(not(feature = "testing"), allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links))]
 
 pub mod allocator;
 pub mod driver;
 mod heap;
 mod host_memory;
-#[cfg(all(feature = "internals", not(any(loom, shuttle))))]
+#[cfg(all(feature = "internals", debug_assertions, not(any(loom, shuttle))))]
 mod instances;
 #[cfg(any(feature = "cust", feature = "cuda-driver-sys"))]
 pub mod interop;
@@ -87,9 +97,10 @@ pub use units::{ByteSize, DeviceAddr, StreamId};
 
 /// Parts of the allocator, for this project's own tests. They may change with any release.
 #[cfg(feature = "internals")]
+#[doc(hidden)]
 pub mod internals {
     pub use crate::heap::Heap;
-    #[cfg(not(any(loom, shuttle)))]
+    #[cfg(all(debug_assertions, not(any(loom, shuttle))))]
     pub use crate::instances::{exercise_cuda, exercise_faults, exercise_host, exercise_model};
     pub use crate::stream::{Entries, StreamTable};
     #[cfg(loom)]

@@ -6,7 +6,7 @@ use super::intercept::{Hook, Intercepted};
 use super::{DriverCall, DriverCalls, DriverResult};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
-/// A driver around `D` that counts the calls made through it, not those that others make to `D` itself.
+/// A driver around `D` that counts the calls made through it, not those that others make to `D` itself. With the feature `testing`.
 pub type Counted<D> = Intercepted<D, CallCounter>;
 
 impl<D> Intercepted<D, CallCounter> {
@@ -26,7 +26,7 @@ impl<D> Intercepted<D, CallCounter> {
     }
 }
 
-/// The [`Hook`] that counts calls.
+/// The [`Hook`] that counts calls. With the feature `testing`.
 #[derive(Debug, Default)]
 pub struct CallCounter {
     calls: [AtomicU64; DriverCall::ALL.len()],

@@ -1,5 +1,7 @@
 //! A driver that makes the calls to another one fail, or take longer, where a test wants it.
 //!
+//! With the feature `testing`.
+//!
 //! Unarmed, it only counts calls. Armed with a [`Fault`], it counts the calls that the fault concerns and lets them
 //! through until the n-th, which fails without reaching the inner driver, or is delayed. "Fail the n-th call, for every
 //! n" is then a loop:

@@ -1,5 +1,7 @@
 //! A driver around another one, with a hook that runs around every call.
 //!
+//! What is public here is so with the feature `testing`; the allocator itself counts its calls by it.
+//!
 //! This is the only place of this crate that passes the four driver traits on call by call. What is done around a call is a
 //! [`Hook`]: [`CallCounter`](super::CallCounter) counts calls, [`Faults`](super::Faults) makes them fail or be late.
 //!
@@ -9,15 +11,18 @@
 //! Threads: as the inner driver and the hook allow. Cost: the hook's.
 
 use super::{
-    CheckedDriver, ChunkHandle, DriverCall, DriverResult, EventHandle, HoldStreams, HostMemory, MemoryDriver,
-    MemoryInfo, Mismatch, StreamDriver, StreamIdentity, WorkDriver,
+    CheckedDriver, ChunkHandle, DriverCall, DriverResult, EventHandle, HostMemory, MemoryDriver, MemoryInfo, StreamDriver,
+    StreamIdentity,
 };
+#[cfg(feature = "testing")]
+use super::{HoldStreams, Mismatch, WorkDriver};
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
 use std::os::fd::{BorrowedFd, OwnedFd};
+#[cfg(feature = "testing")]
 use std::time::Duration;
 
-/// The actions of an [`Intercepted`] driver around each call.
+/// The actions of an [`Intercepted`] driver around each call. With the feature `testing`.
 pub trait Hook: Send + Sync + 'static {
     /// Does the call by calling `run`, or fails it instead; returns what the caller gets.
     fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T>;
@@ -29,7 +34,7 @@ pub trait Hook: Send + Sync + 'static {
     }
 }
 
-/// A driver that passes every call on to `D`, through a hook.
+/// A driver that passes every call on to `D`, through a hook. With the feature `testing`.
 #[derive(Debug)]
 pub struct Intercepted<D, H> {
     inner: Arc<D>,
@@ -228,6 +233,7 @@ impl<D: StreamDriver, H: Hook> StreamDriver for Intercepted<D, H> {
     }
 }
 
+#[cfg(feature = "testing")]
 impl<D: WorkDriver, H: Hook> WorkDriver for Intercepted<D, H> {
     fn create_stream(&self) -> DriverResult<StreamId> {
         self.call(DriverCall::Stream, D::create_stream)
@@ -266,6 +272,7 @@ impl<D: WorkDriver, H: Hook> WorkDriver for Intercepted<D, H> {
     }
 }
 
+#[cfg(feature = "testing")]
 impl<D: HoldStreams, H: Hook> HoldStreams for Intercepted<D, H> {
     fn hold(&self, stream: StreamId) {
         self.inner.hold(stream);

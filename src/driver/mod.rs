@@ -1,7 +1,10 @@
 //! Drivers: what the allocator needs from a device, as two small traits with a written contract.
 //!
 //! [`MemoryDriver`] manages virtual memory: addresses, chunks, mappings. [`StreamDriver`] orders work: events, waits.
-//! A [`Driver`] is both. [`WorkDriver`] adds work that touches memory in stream order, for tests and replays.
+//! A [`Driver`] is both. [`cuda`] has that of a GPU.
+//!
+//! The feature `testing` adds what tests and replays take: the simulated devices [`model`] and [`host`], [`fault`], [`Intercepted`]
+//! and [`Counted`], [`DriverUsage`], and [`WorkDriver`], a driver with work that touches memory in stream order.
 //!
 //! Addresses are numbers and handles are tokens, and nothing here dereferences them. Their methods are safe to call, since most
 //! drivers look at what they get: those are [`CheckedDriver`]s. Others, as CUDA's, trust their caller, and opening one is
@@ -28,25 +31,44 @@ mod calls;
 mod counted;
 pub mod cuda;
 mod error;
+#[cfg(feature = "testing")]
 pub mod fault;
+#[cfg(feature = "testing")]
 mod handles;
+#[cfg(feature = "testing")]
 pub mod host;
 mod intercept;
+#[cfg(feature = "testing")]
 mod intervals;
+#[cfg(feature = "testing")]
 mod ledger;
+#[cfg(feature = "testing")]
 pub mod model;
 mod thread;
+#[cfg(feature = "testing")]
 mod usage;
+#[cfg(feature = "testing")]
+mod work;
 
 pub use calls::{DriverCall, DriverCalls};
+#[cfg(not(feature = "testing"))]
+pub(crate) use counted::Counted;
+#[cfg(feature = "testing")]
 pub use counted::{CallCounter, Counted};
 pub use error::{DriverError, DriverErrorKind};
+#[cfg(feature = "testing")]
 pub use fault::{Fault, FaultDriver, Faults};
+#[cfg(feature = "testing")]
 pub use host::{HostConfig, HostDriver, Violation};
+#[cfg(feature = "testing")]
 pub use intercept::{Hook, Intercepted};
+#[cfg(feature = "testing")]
 pub use model::{CostTable, ModelConfig, ModelDriver};
 pub use thread::PER_THREAD_STREAM;
+#[cfg(feature = "testing")]
 pub use usage::DriverUsage;
+#[cfg(feature = "testing")]
+pub use work::{HoldStreams, Mismatch, WorkDriver, pattern_byte, pattern_word};
 
 use crate::units::{DeviceAddr, StreamId};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -383,105 +405,3 @@ impl<T: MemoryDriver + StreamDriver> Driver for T {}
 /// # Safety
 /// Whatever a call brings, it neither reads nor changes memory of this program but the driver's own.
 pub unsafe trait CheckedDriver: Driver {}
-
-/// A byte that [`WorkDriver::verify`] found different from what [`WorkDriver::fill`] with the same seed writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Mismatch {
-    /// The stream that the check ran on.
-    pub stream: StreamId,
-    /// The start of the range that was checked.
-    pub addr: DeviceAddr,
-    /// The length of that range in bytes.
-    pub bytes: u64,
-    /// The seed that was expected.
-    pub seed: u64,
-    /// Offset of the first byte that differs.
-    pub first: u64,
-    /// The number of bytes that differ.
-    pub count: u64,
-}
-
-impl std::fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { stream, addr, bytes, seed, first, count } = self;
-        write!(
-            f,
-            "on {stream:?}: {count} of {bytes} bytes at {addr}, from byte {first} on, are not those of seed {seed}"
-        )
-    }
-}
-
-/// Work that touches memory, in stream order: what tests and replays use to catch a block that was reused, remapped or
-/// unmapped too early. Each call queues and returns; the work runs later.
-///
-/// Drivers without bytes (`model`) check the ranges instead: mapped with access, and not unmapped while queued.
-pub trait WorkDriver: Driver {
-    /// Creates a stream on this device.
-    fn create_stream(&self) -> DriverResult<StreamId>;
-
-    /// Waits for the stream's work and destroys it. The default stream cannot be destroyed.
-    fn destroy_stream(&self, stream: StreamId) -> DriverResult<()>;
-
-    /// Destroys a stream as its owner would: at once, while what is queued on it still runs.
-    fn abandon_stream(&self, stream: StreamId) -> DriverResult<()>;
-
-    /// Queues a write of [`pattern_byte`]`(seed, offset)` to every byte of `[addr, addr + bytes)`.
-    fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()>;
-
-    /// Queues a check that the range holds what `fill` with this seed writes. What it finds is reported by
-    /// [`take_mismatches`](Self::take_mismatches).
-    fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()>;
-
-    /// Queues a copy of `bytes` from `source` to `target`. The two ranges must not overlap.
-    fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()>;
-
-    /// Queues work that keeps the stream busy for about this long (on `model`, one op for each microsecond).
-    fn delay(&self, stream: StreamId, duration: std::time::Duration) -> DriverResult<()>;
-
-    /// Blocks the calling thread until everything queued on `stream` so far has completed.
-    fn synchronize(&self, stream: StreamId) -> DriverResult<()>;
-
-    /// Returns the mismatches that completed checks have found since the last call.
-    fn take_mismatches(&self) -> Vec<Mismatch>;
-}
-
-/// A driver whose streams can be held, so that a test decides when work completes.
-///
-/// A host wait, for an event or a stream, does not block on a held stream: it lets what it waits for complete, held or
-/// not, and whatever that waits for on other streams. So code under test cannot hang on a stream that the test holds;
-/// [`host_waits`](Self::host_waits) counts its waits.
-pub trait HoldStreams: WorkDriver {
-    /// Holds `stream`: nothing queued on it completes by itself until [`resume`](Self::resume).
-    ///
-    /// # Panics
-    /// This method and the others panic when there is no such stream.
-    fn hold(&self, stream: StreamId);
-
-    /// Completes what is queued on `stream` now, as far as it does not wait for an event of another stream that has not
-    /// completed; the rest completes with that event. A hold stays for what is queued later.
-    fn complete(&self, stream: StreamId);
-
-    /// Ends the hold of `stream`.
-    fn resume(&self, stream: StreamId);
-
-    /// Returns how many times the host has waited for work that had not completed.
-    fn host_waits(&self) -> u64;
-}
-
-/// Returns the byte that [`WorkDriver::fill`] writes at `offset` of a range. It depends on seed and offset such that
-/// shifted, swapped or stale content is noticed.
-#[inline]
-pub const fn pattern_byte(seed: u64, offset: u64) -> u8 {
-    let word = pattern_word(seed, offset / 8);
-    word.to_le_bytes()[(offset % 8) as usize]
-}
-
-/// Returns eight pattern bytes at once: those at offsets `8 * index .. 8 * index + 8`, little-endian.
-#[inline]
-pub const fn pattern_word(seed: u64, index: u64) -> u64 {
-    // SplitMix64's finaliser: every output bit depends on every input bit.
-    let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xd1b5_4a32_d192_ed03));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}

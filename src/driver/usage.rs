@@ -1,6 +1,7 @@
 //! The objects that are alive in a simulated driver.
 
-/// The objects that are alive in a simulated driver. Equal to the default once everything has been released.
+/// The objects that are alive in a simulated driver. Equal to the default once everything has been released. With the feature
+/// `testing`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DriverUsage {
     /// Chunks whose memory is held by their handle, by a mapping, or by both. `handles <= chunks`.

@@ -49,7 +49,7 @@ impl<T> Slots<T> {
     }
 }
 
-/// Entries of type `T`, up to [`CAPACITY`].
+/// Entries of type `T`, up to `CAPACITY`.
 #[derive(Debug)]
 pub struct Entries<T> {
     levels: [OnceLock<Slots<T>>; LEVELS],

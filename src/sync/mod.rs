@@ -16,8 +16,12 @@ pub use std::sync::Arc;
 
 /// Locks and atomics that are never replaced by a model checker's.
 pub mod unseen {
-    pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-    pub use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+    pub use parking_lot::Mutex;
+    #[cfg(feature = "testing")]
+    pub use parking_lot::{Condvar, MutexGuard, RwLock};
+    #[cfg(feature = "testing")]
+    pub use std::sync::atomic::AtomicU8;
+    pub use std::sync::atomic::{AtomicU64, Ordering};
 }
 
 #[cfg(not(any(loom, shuttle)))]

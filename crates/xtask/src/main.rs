@@ -80,7 +80,7 @@ enum Command {
     TestPython(test_python::TestPythonArguments),
     /// Test the page of `gapless advise --html` in a headless Chromium; takes pytest's arguments
     TestPage(test_page::TestPageArguments),
-    /// Build and run the examples of the features cust, cuda-driver-sys and cudarc over the simulated driver
+    /// Build and run the examples with the crates cust, cuda-driver-sys and cudarc over the simulated driver
     TestInterop,
     /// Test PyTorch's CUDA build over the simulated driver; takes pytest's arguments (installs 5 GB once)
     TorchWithoutGpu(torch_without_gpu::TorchArguments),

@@ -8,7 +8,7 @@ use super::CudaDriver;
 use super::context::Context;
 use super::library::Library;
 use super::streams::raw_stream;
-use super::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID_enum as attribute, CUlaunchConfig, CUmodule};
+use super::sys::{CUfunction, CUmodule};
 use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult};
 use crate::units::StreamId;
 
@@ -100,7 +100,7 @@ impl Module {
 /// A kernel of a loaded [`Module`]. It must not be launched once the module is unloaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    raw: CUfunction,
+    pub(super) raw: CUfunction,
 }
 
 // SAFETY: a function is a token that the driver accepts on every thread.
@@ -151,49 +151,8 @@ impl CudaDriver {
         self.library.check(DriverCall::Work, "cuLaunchKernel", result)
     }
 
-    /// Queues `kernel` on `stream` so that it may start before the work ahead of it has ended, if that is a kernel which
-    /// lets it (programmatic dependent launch). The context must be current.
-    ///
-    /// # Safety
-    /// As for [`launch`](Self::launch), and the kernel waits for the work ahead of it before it touches memory.
-    pub(super) unsafe fn launch_dependent(
-        &self,
-        kernel: Kernel,
-        stream: StreamId,
-        threads: Threads,
-        parameters: &[u64],
-    ) -> DriverResult<()> {
-        let Ok(function) = &self.library.optional().cuLaunchKernelEx else {
-            let text = "the library has no cuLaunchKernelEx (CUDA 11.6)";
-            return Err(DriverError::new(DriverCall::Work, DriverErrorKind::NotSupported, text));
-        };
-        let (blocks, block) = self.shape(threads);
-        let mut early = CUlaunchAttribute {
-            id: attribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            ..CUlaunchAttribute::default()
-        };
-        early.value.programmaticStreamSerializationAllowed = 1;
-        let config = CUlaunchConfig {
-            gridDimX: blocks,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: block,
-            blockDimY: 1,
-            blockDimZ: 1,
-            hStream: raw_stream(stream),
-            attrs: &raw mut early,
-            numAttrs: 1,
-            ..CUlaunchConfig::default()
-        };
-        let mut pointers: Vec<*mut c_void> =
-            parameters.iter().map(|parameter| std::ptr::from_ref(parameter).cast_mut().cast()).collect();
-        // SAFETY: as in `launch`; the configuration and its one attribute are valid for the call.
-        let result = unsafe { function(&raw const config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
-        self.library.check(DriverCall::Work, "cuLaunchKernelEx", result)
-    }
-
     /// Blocks, and threads of each.
-    fn shape(&self, threads: Threads) -> (u32, u32) {
+    pub(super) fn shape(&self, threads: Threads) -> (u32, u32) {
         match threads {
             Threads::One => (1, 1),
             Threads::ForItems(items) => {

@@ -10,7 +10,7 @@
 //! kernels.rs   kernels from PTX                                   plain.rs    cuMemAlloc
 //! captures.rs  which capture a stream belongs to                  known_streams.rs   what the driver has told of streams
 //! soft_memory.rs   what is free where the kernel gives memory back
-//! raw.rs       a way below the traits, for experiments only
+//! raw.rs       a way below the traits, for experiments only (feature `internals`)
 //! ```
 //!
 //! - I1  every chunk of a [`CudaDriver`] is made with one set of properties, for which `granularity` was queried and a
@@ -31,19 +31,25 @@ mod captures;
 mod context;
 mod device;
 mod error;
+#[cfg(feature = "testing")]
 mod kernels;
 mod known_streams;
 mod library;
 mod memory;
 mod peers;
 mod plain;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod raw;
 mod soft_memory;
 mod streams;
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod sys;
+#[cfg(not(feature = "internals"))]
+mod sys;
 mod trial;
+#[cfg(feature = "testing")]
 mod work;
 
 pub use crate::driver::thread::PER_THREAD_STREAM;
@@ -71,7 +77,8 @@ pub struct CudaDriver {
     granularity: u64,
     recommended_granularity: u64,
     peers: Peers,
-    work: Mutex<Option<work::Work>>,
+    #[cfg(feature = "testing")]
+    work: crate::sync::unseen::Mutex<Option<work::Work>>,
 }
 
 /// Uses of every chunk of a driver besides being mapped. Fixed when the driver is opened.
@@ -169,7 +176,8 @@ impl CudaBuilder {
             granularity: agreed.granularity,
             recommended_granularity: agreed.recommended_granularity,
             peers: Peers::new(access),
-            work: Mutex::new(None),
+            #[cfg(feature = "testing")]
+            work: crate::sync::unseen::Mutex::new(None),
         })
     }
 }

@@ -1,18 +1,20 @@
 //! A driver's own handles and functions, below the driver traits.
 //!
 //! For the experiments of `gapless probe` and the measurements of the device benchmark (`crates/probe/src`)
-//! only: they make calls that the allocator never makes. Hidden from the documentation, no part of the crate's
-//! interface, and free to change in any version.
+//! only: they make calls that the allocator never makes. Public with the feature `internals` alone, and free to change in any version.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 
 use super::CudaDriver;
 pub use super::context::Current;
 pub use super::kernels::{Kernel, Module, Threads};
 use super::plain;
 pub use super::streams::raw_stream;
-use super::sys::{CUcontext, CUdevice, CUmemAccessDesc, CUresult, Optional, Required};
-use crate::driver::{DriverCall, DriverResult};
+use super::sys::{
+    CUcontext, CUdevice, CUlaunchAttribute, CUlaunchAttributeID_enum as attribute, CUlaunchConfig, CUmemAccessDesc,
+    CUresult, Optional, Required,
+};
+use crate::driver::{DriverCall, DriverError, DriverErrorKind, DriverResult};
 use crate::units::{DeviceAddr, StreamId};
 
 /// The parts of a [`CudaDriver`].
@@ -23,7 +25,6 @@ pub struct Raw<'a> {
 
 impl CudaDriver {
     /// See [`raw`](self).
-    #[doc(hidden)]
     pub fn raw(&self) -> Raw<'_> {
         Raw { driver: self }
     }
@@ -154,8 +155,33 @@ impl<'a> Raw<'a> {
         threads: Threads,
         parameters: &[u64],
     ) -> DriverResult<()> {
+        let Ok(function) = &self.optional().cuLaunchKernelEx else {
+            let text = "the library has no cuLaunchKernelEx (CUDA 11.6)";
+            return Err(DriverError::new(DriverCall::Work, DriverErrorKind::NotSupported, text));
+        };
         let _current = self.enter(DriverCall::Work)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.driver.launch_dependent(kernel, stream, threads, parameters) }
+        let (blocks, block) = self.driver.shape(threads);
+        let mut early = CUlaunchAttribute {
+            id: attribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            ..CUlaunchAttribute::default()
+        };
+        early.value.programmaticStreamSerializationAllowed = 1;
+        let config = CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            hStream: raw_stream(stream),
+            attrs: &raw mut early,
+            numAttrs: 1,
+            ..CUlaunchConfig::default()
+        };
+        let mut pointers: Vec<*mut c_void> =
+            parameters.iter().map(|parameter| std::ptr::from_ref(parameter).cast_mut().cast()).collect();
+        // SAFETY: as for `cuLaunchKernel` in `CudaDriver::launch`; the configuration and its one attribute are valid for the call.
+        let result = unsafe { function(&raw const config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
+        self.check(DriverCall::Work, "cuLaunchKernelEx", result)
     }
 }

@@ -20,13 +20,13 @@ use super::context::{Current, Relaxed};
 use super::known_streams::KnownStream;
 use super::memory::size;
 use super::sys::{
-    CUcontext, CUevent, CUevent_flags_enum as event_flags, CUresult, CUstream,
+    CUcontext, CUevent, CUevent_flags_enum as event_flags, CUresult, CUstream, CUstream_flags_enum as stream_flags,
     CUstreamCaptureStatus_enum as capture_status, cudaError_enum as code,
 };
 use crate::driver::thread::{PER_THREAD_STREAM, own_stream};
 use crate::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, HostMemory, StreamDriver, StreamIdentity,
-    StreamLifetime, WorkDriver,
+    StreamLifetime,
 };
 use crate::units::{DeviceAddr, StreamId};
 use std::borrow::Cow;
@@ -158,11 +158,20 @@ impl StreamDriver for CudaDriver {
     }
 
     fn create_copy_stream(&self) -> DriverResult<StreamId> {
-        self.create_stream()
+        let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
+        let mut stream = null_mut();
+        let flags = stream_flags::CU_STREAM_NON_BLOCKING.0;
+        // SAFETY: the out-parameter is a valid pointer for the call.
+        let result = unsafe { self.library.api().cuStreamCreate(&raw mut stream, flags) };
+        self.library.check(DriverCall::Stream, "cuStreamCreate", result)?;
+        Ok(StreamId(stream as u64))
     }
 
     fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        self.destroy_stream(stream)
+        if !is_default(stream) {
+            self.wait_for_stream(stream)?;
+        }
+        self.end_stream(stream)
     }
 
     fn copy_out(
@@ -213,6 +222,26 @@ fn host_pointer(call: DriverCall, memory: HostMemory, offset: u64) -> DriverResu
 }
 
 impl CudaDriver {
+    /// Blocks until everything queued on a stream so far has completed.
+    pub(super) fn wait_for_stream(&self, stream: StreamId) -> DriverResult<()> {
+        let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
+        // SAFETY: a stream of this driver (the trait's contract).
+        let result = unsafe { self.library.api().cuStreamSynchronize(raw_stream(stream)) };
+        self.library.check(DriverCall::Stream, "cuStreamSynchronize", result)
+    }
+
+    /// Destroys a stream at once, while what is queued on it still runs.
+    pub(super) fn end_stream(&self, stream: StreamId) -> DriverResult<()> {
+        if is_default(stream) {
+            let text = "a default stream cannot be destroyed";
+            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
+        }
+        let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
+        // SAFETY: a stream of this driver, destroyed once (the trait's contract).
+        let result = unsafe { self.library.api().cuStreamDestroy_v2(raw_stream(stream)) };
+        self.library.check(DriverCall::Stream, "cuStreamDestroy", result)
+    }
+
     /// Refuses a default stream while the calling thread's is that of another context of the device.
     fn check_default(&self, stream: StreamId) -> DriverResult<()> {
         if !self.context.is_displaced(DriverCall::Stream)? {

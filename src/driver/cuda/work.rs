@@ -1,5 +1,7 @@
 //! Work in stream order: fills, checks, copies and delays, for tests and replays.
 //!
+//! With the feature `testing`.
+//!
 //! A check writes its result to a slot in device memory, which is copied to a slot in host memory; an event says when
 //! the copy has completed.
 //!
@@ -16,8 +18,7 @@ use std::time::Duration;
 
 use super::CudaDriver;
 use super::kernels::{Kernels, Threads};
-use super::streams::{is_default, raw_stream};
-use super::sys::CUstream_flags_enum as stream_flags;
+use super::streams::raw_stream;
 use crate::driver::{
     DriverCall, DriverError, DriverErrorKind, DriverResult, EventHandle, Mismatch, StreamDriver, WorkDriver,
 };
@@ -46,31 +47,15 @@ struct Check {
 
 impl WorkDriver for CudaDriver {
     fn create_stream(&self) -> DriverResult<StreamId> {
-        let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
-        let mut stream = std::ptr::null_mut();
-        let flags = stream_flags::CU_STREAM_NON_BLOCKING.0;
-        // SAFETY: the out-parameter is a valid pointer for the call.
-        let result = unsafe { self.library.api().cuStreamCreate(&raw mut stream, flags) };
-        self.library.check(DriverCall::Stream, "cuStreamCreate", result)?;
-        Ok(StreamId(stream as u64))
+        self.create_copy_stream()
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        if !is_default(stream) {
-            self.synchronize(stream)?;
-        }
-        self.abandon_stream(stream)
+        self.destroy_copy_stream(stream)
     }
 
     fn abandon_stream(&self, stream: StreamId) -> DriverResult<()> {
-        if is_default(stream) {
-            let text = "a default stream cannot be destroyed";
-            return Err(DriverError::new(DriverCall::Stream, DriverErrorKind::InvalidHandle, text));
-        }
-        let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
-        // SAFETY: a stream of this driver, destroyed once (the trait's contract).
-        let result = unsafe { self.library.api().cuStreamDestroy_v2(raw_stream(stream)) };
-        self.library.check(DriverCall::Stream, "cuStreamDestroy", result)
+        self.end_stream(stream)
     }
 
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()> {
@@ -130,10 +115,7 @@ impl WorkDriver for CudaDriver {
     }
 
     fn synchronize(&self, stream: StreamId) -> DriverResult<()> {
-        let _guards = self.context.enter_outside_capture(DriverCall::Stream)?;
-        // SAFETY: a stream of this driver (the trait's contract).
-        let result = unsafe { self.library.api().cuStreamSynchronize(raw_stream(stream)) };
-        self.library.check(DriverCall::Stream, "cuStreamSynchronize", result)
+        self.wait_for_stream(stream)
     }
 
     fn take_mismatches(&self) -> Vec<Mismatch> {

@@ -1,5 +1,7 @@
 //! Host driver: a simulated device with real memory on the CPU, so that tests check bytes.
 //!
+//! With the feature `testing`.
+//!
 //! Chunks are ranges of one sparse file in memory, reservations are address space without access, mapping is `mmap` of
 //! the file over it, access is `mprotect`: aliases and remapping are real. Streams are threads that run their queue
 //! later: a block that is used again too early is overwritten under the earlier user, and `verify` sees it.
@@ -57,7 +59,7 @@ pub struct HostDriver {
     books: Arc<SharedBooks>,
 }
 
-/// Settings of a [`HostDriver`].
+/// Settings of a [`HostDriver`]. Fields may be added in any release: write `..HostConfig::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostConfig {
     /// Physical bytes of the device. They take memory of the host only once work writes to them.

@@ -4,7 +4,7 @@
 use super::ModelDriver;
 use crate::units::{GIB, MIB};
 
-/// Settings of a [`ModelDriver`].
+/// Settings of a [`ModelDriver`]. Fields may be added in any release: write `..ModelConfig::default()`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Physical bytes of the device.
@@ -38,6 +38,8 @@ impl Default for ModelConfig {
 }
 
 /// The time that driver calls take on the calling thread, in microseconds. Calls not named here take none.
+///
+/// Fields may be added in any release: write `..CostTable::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct CostTable {
     /// The fixed part of `create`, successful or not.

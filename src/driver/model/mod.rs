@@ -1,5 +1,7 @@
 //! Model driver: a device of any size that is state only, with a clock that the test owns.
 //!
+//! With the feature `testing`.
+//!
 //! Every rule of the driver contract is enforced by panic, with a message that names the rule: partial unmaps, work on
 //! memory without access, an unmap under work in flight, a stale handle. What is a shortage on a real device (memory,
 //! addresses, mappings) is an error, and so are a stream that does not exist and a malformed `reserve`.
@@ -34,7 +36,7 @@ use timeline::Timeline;
 
 pub use config::{CostTable, ModelConfig};
 
-/// A simulated device without memory behind it. See the module documentation.
+/// A simulated device without memory behind it. With the feature `testing`; see the module documentation.
 #[derive(Debug)]
 pub struct ModelDriver {
     costs: CostTable,

@@ -9,6 +9,9 @@ use crate::workspace::Workspace;
 /// nothing. The other crates have no features.
 const FEATURES: &str = "cust,cuda-driver-sys";
 
+/// One more of them. What it has was public without it once: a version that lacks the feature is compared as it is.
+const TESTING: &str = "testing";
+
 #[derive(Debug, Default, clap::Args)]
 pub struct CheckInterfaceArguments {
     /// The commit to compare with; the last release's if it is left out
@@ -28,13 +31,19 @@ pub fn run(workspace: &Workspace, arguments: &CheckInterfaceArguments) -> Result
     };
     let root = workspace.install_simulated_to_link()?;
     let [first, others @ ..] = CRATES;
-    let of_first = ["--only-explicit-features", "--features", FEATURES, "--package", first];
+    let testing = if has_testing(workspace, &baseline)? { "--features" } else { "--current-features" };
+    let of_first = ["--only-explicit-features", "--features", FEATURES, testing, TESTING, "--package", first];
     let of_others = others.iter().flat_map(|name| ["--package", *name]).chain(["--default-features"]).collect();
     for crates in [of_first.to_vec(), of_others] {
         let mut checks = workspace.cargo(["semver-checks", "--baseline-rev", &baseline]);
         process::run(checks.args(crates).env("CUDA_LIBRARY_PATH", &root))?;
     }
     Ok(())
+}
+
+fn has_testing(workspace: &Workspace, commit: &str) -> Result<bool, Failure> {
+    let manifest = process::output(workspace.command("git").args(["show", &format!("{commit}:Cargo.toml")]))?;
+    Ok(manifest.lines().any(|line| line.starts_with(TESTING)))
 }
 
 /// The tag of the newest version that this commit comes after. Before its release comes what precedes it, such as `v1.0.0-rc1`.

@@ -41,8 +41,9 @@ pub fn full(workspace: &Workspace, arguments: &FullArguments) -> Result<(), Fail
     short(workspace)?;
 
     steps.begin("each optional feature by itself");
-    for feature in test_interop::FEATURES {
-        process::run(&mut workspace.cargo(["check", "--package", "gapless", "--features", feature]))?;
+    for feature in test_interop::FEATURES.into_iter().chain(["testing", "internals"]) {
+        let library = ["clippy", "--package", "gapless", "--lib", "--features", feature, "--", "-D", "warnings"];
+        process::run(&mut workspace.cargo(library))?;
     }
 
     steps.begin("coverage");

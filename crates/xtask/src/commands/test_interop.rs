@@ -1,12 +1,15 @@
-//! The examples of the features `cust`, `cuda-driver-sys` and `cudarc`, over the simulated driver, and programs that use two of
+//! The examples with the crates `cust`, `cuda-driver-sys` and `cudarc`, over the simulated driver, and programs that use two of
 //! these crates without gapless.
 
 use crate::failure::Failure;
 use crate::process;
 use crate::workspace::Workspace;
 
-/// The features, each with an example. The examples are built together; `ci-full` looks at each by itself.
-pub const FEATURES: [&str; 3] = ["cust", "cuda-driver-sys", "cudarc"];
+/// The features of gapless for other crates. `ci-full` looks at each by itself.
+pub const FEATURES: [&str; 2] = ["cust", "cuda-driver-sys"];
+
+/// The examples, which are built together.
+const EXAMPLES: [&str; 3] = ["with_cust", "with_cuda_driver_sys", "with_cudarc"];
 
 /// The crates that programs of `gapless-sim` use.
 const ALONE: [&str; 2] = ["cust", "cudarc"];
@@ -16,7 +19,6 @@ const FOUND: [&str; 2] = ["cuCtxSetCurrent", "cuEventCreate"];
 
 pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     let root = workspace.install_simulated_to_link()?;
-    let examples = FEATURES.map(|feature| format!("with_{}", feature.replace('-', "_")));
     // The features of all other crates are those of the tests if the whole workspace is selected: they are not built again.
     let of_sim = ALONE.map(|feature| format!("gapless-sim/{feature}"));
     let features = [&FEATURES.map(|feature| format!("gapless/{feature}"))[..], &of_sim].concat().join(",");
@@ -26,10 +28,10 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
         // They take longer to compile than the examples take to run.
         build.arg("--config").arg(format!("profile.dev.package.{package}.opt-level=0"));
     }
-    build.args(examples.iter().chain(&alone).flat_map(|example| ["--example", example]));
+    build.args(EXAMPLES.into_iter().chain(alone.iter().map(String::as_str)).flat_map(|example| ["--example", example]));
     process::run(build.env("CUDA_LIBRARY_PATH", &root))?;
-    for example in examples {
-        let program = workspace.target("debug/examples").join(&example);
+    for example in EXAMPLES {
+        let program = workspace.target("debug/examples").join(example);
         process::run(workspace.command(program).env("LD_LIBRARY_PATH", root.join("lib64")))?;
     }
     for (program, function) in alone.iter().zip(FOUND) {

@@ -1,4 +1,5 @@
-//! The CUDA driver API as `cuda.h` declares it: types, and two tables of functions that are looked up at run time.
+//! The CUDA driver API as `cuda.h` declares it: types, and two tables of functions that are looked up at run time. Public with the
+//! feature `internals` alone.
 //!
 //! Everything but this file is generated (`cargo xtask generate-bindings`). Result codes and enums are integer newtypes, so
 //! a value that a newer driver invents is a number like any other. Struct sizes and offsets are asserted when this is
