@@ -70,6 +70,7 @@
 //!   `cargo add --dev gapless --features testing`.
 //! - `internals`: parts that this project's own tests look at, without any promise of stability.
 
+#![cfg_attr(not(test), warn(missing_debug_implementations))]
 // The documentation is built with the feature: without it, these links lead nowhere.
 #![cfg_attr(not(feature = "testing"), allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links))]
 

@@ -12,6 +12,7 @@ use crate::physical::ChunkPolicy;
 use crate::segment::listeners::MapListeners;
 use crate::sync::Arc;
 use crate::units::{ByteSize, GIB, MIB, round_up};
+use std::fmt;
 use std::path::PathBuf;
 
 /// Default of [`Builder::slack`].
@@ -29,7 +30,6 @@ const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
 const MOST_COPY_SLOT_BYTES: u64 = 64 * MIB;
 
 /// Settings of an [`Allocator`]; made by [`Allocator::builder`].
-#[derive(Debug)]
 pub struct Builder<D: Driver> {
     driver: Arc<D>,
     budget: Option<u64>,
@@ -44,6 +44,17 @@ pub struct Builder<D: Driver> {
     host_budget: Arc<HostBudget>,
     backup_directory: Option<PathBuf>,
     copy_slot_bytes: u64,
+}
+
+impl<D: Driver> fmt::Debug for Builder<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("budget", &self.budget)
+            .field("slack", &self.slack)
+            .field("chunk_policy", &self.chunk_policy)
+            .field("rules", &self.rules)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<D: Driver> Builder<D> {

@@ -22,7 +22,9 @@ use crate::units::{DeviceAddr, StreamId};
 /// # Ok(())
 /// # }
 /// ```
-pub trait DeviceAllocator: Send + Sync {
+///
+/// Nobody else implements it: it may get methods in any release.
+pub trait DeviceAllocator: sealed::Sealed + Send + Sync {
     /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`](super::GRANULE) bytes, for the caller to free.
     ///
     /// # Errors
@@ -48,6 +50,12 @@ pub trait DeviceAllocator: Send + Sync {
     fn remaps(&self) -> bool;
 }
 
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl<D: Driver> sealed::Sealed for Allocator<D> {}
+
 impl<D: Driver> DeviceAllocator for Allocator<D> {
     fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
         Self::alloc_raw(self, bytes, stream)
@@ -69,6 +77,8 @@ impl<D: Driver> DeviceAllocator for Allocator<D> {
         true
     }
 }
+
+impl sealed::Sealed for PlainAllocator {}
 
 impl DeviceAllocator for PlainAllocator {
     fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {

@@ -10,7 +10,7 @@ use crate::units::{ByteSize, DeviceAddr, StreamId};
 use std::fmt;
 
 /// Why an allocator could not be built.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// A setting is out of range.
@@ -30,7 +30,7 @@ pub enum BuildError {
 }
 
 /// Why a stream cannot be used with an allocator.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
     /// The handle is not a stream of this device, or the driver failed otherwise when it was asked: see the kind of `source`.
@@ -50,7 +50,7 @@ pub enum StreamError {
 }
 
 /// Why an allocation failed, or another call that needs memory or the driver. Nothing has changed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
     /// There is not enough memory; the report explains why.
@@ -129,7 +129,7 @@ impl AllocError {
 }
 
 /// Why a [`VirtualRange`](super::VirtualRange) could not grow. Nothing has changed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
     /// The range has fewer addresses left at its end than the request needs.
@@ -150,7 +150,7 @@ pub enum RangeError {
 }
 
 /// Why memory could not be [allocated again](super::Allocator::alloc_again). Nothing has changed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocAgainError {
     /// The memory at the address cannot be allocated again: a part of it is not free, or not there.
@@ -201,7 +201,7 @@ pub enum SleepError {
 }
 
 /// Why the [backup](super::Allocator::backup_at) of what sleeps cannot be shown.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
     /// The bytes of a backup that were asked for do not follow each other in one: a part of them is awake, for example.
@@ -331,7 +331,7 @@ impl fmt::Display for AddressFacts {
 }
 
 /// Why an allocation could not be freed, or a stream could not be recorded for it. Nothing has changed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {
     /// No live allocation starts there.
@@ -354,7 +354,7 @@ pub enum FreeError {
 }
 
 /// The error of [`close`](super::Allocator::close).
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
     /// Everything went back to the driver, but these allocations were never freed.

@@ -81,15 +81,21 @@ use crate::sync::{Arc, Mutex};
 use crate::units::{DeviceAddr, StreamId};
 use shared::Shared;
 use slow_path::{Door, Users};
+use std::fmt;
 use std::path::Path;
 
 /// A GPU memory allocator for one device. Cheap to clone; every clone is the same allocator.
 ///
 /// Dropping the last clone returns everything to the driver, after waiting for the streams that used it;
 /// [`close`](Self::close) does the same and reports what failed or leaked. What cannot be waited for stays mapped.
-#[derive(Debug)]
 pub struct Allocator<D: Driver> {
     inner: Arc<Inner<D>>,
+}
+
+impl<D: Driver> fmt::Debug for Allocator<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Allocator").field("budget", &self.budget()).finish_non_exhaustive()
+    }
 }
 
 impl<D: Driver> Clone for Allocator<D> {

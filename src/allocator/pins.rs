@@ -6,6 +6,7 @@ use super::streams::directory::{Owner, Place};
 use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::units::DeviceAddr;
+use std::fmt;
 
 /// Keeps a block in place: as long as there is one of its pins, the bytes are not handed out again, and what is mapped at its
 /// addresses stays mapped to the same memory, whether the block is freed meanwhile or not. With the last pin of a freed
@@ -16,7 +17,6 @@ use crate::units::DeviceAddr;
 /// memory beside the block, in the same chunk, can be allocated, but cannot move.
 ///
 /// A freed block that is pinned counts as pending. A pin keeps its allocator alive.
-#[derive(Debug)]
 #[must_use = "the block is pinned until this is dropped"]
 pub struct Pin<D: Driver> {
     allocator: Allocator<D>,
@@ -24,6 +24,12 @@ pub struct Pin<D: Driver> {
     offset: u64,
     addr: DeviceAddr,
     bytes: u64,
+}
+
+impl<D: Driver> fmt::Debug for Pin<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pin").field("addr", &self.addr).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
 }
 
 impl<D: Driver> Allocator<D> {

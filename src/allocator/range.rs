@@ -7,6 +7,7 @@ use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
+use std::fmt;
 
 /// A reserved range of addresses, mapped from its start up to [`mapped_bytes`](Self::mapped_bytes). Its chunks count against
 /// the allocator's budget.
@@ -14,10 +15,19 @@ use crate::units::{DeviceAddr, StreamId};
 /// Dropping it waits for the streams it was used with, and returns its chunks to the allocator. Where that fails, the next
 /// request that runs short of memory tries again (for a range or a block), and so do a trim and, at the latest, the end of
 /// the allocator.
-#[derive(Debug)]
 pub struct VirtualRange<D: Driver> {
     inner: Arc<Inner<D>>,
     range: GrowableRange,
+}
+
+impl<D: Driver> fmt::Debug for VirtualRange<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VirtualRange")
+            .field("addr", &self.addr())
+            .field("address_bytes", &self.address_bytes())
+            .field("mapped_bytes", &self.mapped_bytes())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<D: Driver> Allocator<D> {

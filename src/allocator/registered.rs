@@ -6,6 +6,7 @@ use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::sync::Arc;
 use crate::units::{DeviceAddr, StreamId};
+use std::fmt;
 use std::os::fd::OwnedFd;
 
 /// One chunk, whole and alone in a mapping of its own, for memory that is registered with a library or used by other hardware.
@@ -16,10 +17,18 @@ use std::os::fd::OwnedFd;
 ///
 /// Dropping it waits for the streams it was used with, and returns the chunk to the allocator, as that of a
 /// [`VirtualRange`](super::VirtualRange). End the registration before; a [`MapListener`](super::MapListener) is notified, too.
-#[derive(Debug)]
 pub struct RegisteredBlock<D: Driver> {
     inner: Arc<Inner<D>>,
     range: GrowableRange,
+}
+
+impl<D: Driver> fmt::Debug for RegisteredBlock<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisteredBlock")
+            .field("addr", &self.addr())
+            .field("bytes", &self.bytes())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<D: Driver> Allocator<D> {

@@ -8,13 +8,13 @@ use super::{Allocator, Inner};
 use crate::driver::Driver;
 use crate::sync::Arc;
 use crate::units::DeviceAddr;
+use std::fmt;
 use std::sync::Weak;
 
 /// The name of one live block: of that very block, never of a later one at the same address. It keeps neither the block nor its
 /// allocator.
 ///
 /// For memory that is offered to another process, which asks for it later or not at all.
-#[derive(Debug)]
 pub struct Ticket<D: Driver> {
     allocator: Weak<Inner<D>>,
     owner: Owner,
@@ -22,6 +22,12 @@ pub struct Ticket<D: Driver> {
     number: u64,
     addr: DeviceAddr,
     bytes: u64,
+}
+
+impl<D: Driver> fmt::Debug for Ticket<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("addr", &self.addr).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
 }
 
 impl<D: Driver> Clone for Ticket<D> {

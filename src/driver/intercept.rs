@@ -11,8 +11,8 @@
 //! Threads: as the inner driver and the hook allow. Cost: the hook's.
 
 use super::{
-    CheckedDriver, ChunkHandle, DriverCall, DriverResult, EventHandle, HostMemory, MemoryDriver, MemoryInfo, StreamDriver,
-    StreamIdentity,
+    CheckedDriver, ChunkHandle, DriverCall, DriverResult, EventHandle, HostMemory, MemoryDriver, MemoryInfo,
+    StreamDriver, StreamIdentity,
 };
 #[cfg(feature = "testing")]
 use super::{HoldStreams, Mismatch, WorkDriver};

@@ -25,8 +25,8 @@ impl<T: DeviceCopy> From<DevicePointer<T>> for DeviceAddr {
     }
 }
 
-/// The allocator's functions with the types of `cust`.
-pub trait CustAllocator {
+/// The allocator's functions with the types of `cust`. Nobody else implements it: it may get methods in any release.
+pub trait CustAllocator: sealed::Sealed {
     /// Allocates memory for `count` values of type `T`, for use on `stream`. The memory is uninitialized: write the
     /// values before reading them.
     ///
@@ -48,6 +48,12 @@ pub trait CustAllocator {
     /// Returns the errors of [`Allocator::record_stream`].
     fn record_pointer<T: DeviceCopy>(&self, pointer: DevicePointer<T>, stream: &Stream) -> Result<(), FreeError>;
 }
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl<D: Driver> sealed::Sealed for Allocator<D> {}
 
 impl<D: Driver> CustAllocator for Allocator<D> {
     fn alloc_pointer<T: DeviceCopy>(&self, count: usize, stream: &Stream) -> Result<DevicePointer<T>, AllocError> {

@@ -12,6 +12,7 @@ use gapless::{Allocator, DeviceAddr, ProcessIdentity};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,6 @@ use std::thread::JoinHandle;
 /// pinned for good, since nobody hears of its end any more.
 ///
 /// Threads: any.
-#[derive(Debug)]
 pub struct Exporter<D: Driver> {
     process: ProcessIdentity,
     exposes: bool,
@@ -33,6 +33,15 @@ pub struct Exporter<D: Driver> {
     has_ended: AtomicBool,
     offers: Arc<Mutex<Offers<D>>>,
     holders: Arc<Holders<D>>,
+}
+
+impl<D: Driver> fmt::Debug for Exporter<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exporter")
+            .field("process", &self.process)
+            .field("exposes", &self.exposes)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The socket and its thread.

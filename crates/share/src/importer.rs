@@ -23,9 +23,14 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mi
 /// Opens blocks of other processes on one device.
 ///
 /// Threads: any. Only those who want the same block, or ask the same process, wait for the other process's answer to each other.
-#[derive(Debug)]
 pub struct Importer<D: Driver> {
     inner: Arc<Inner<D>>,
+}
+
+impl<D: Driver> fmt::Debug for Importer<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Importer").field("process", &self.inner.process).finish_non_exhaustive()
+    }
 }
 
 struct Inner<D: Driver> {
@@ -88,9 +93,17 @@ struct Mapping {
 }
 
 /// A block of another process, mapped in this one. Clones are of the same mapping, which goes with the last one.
-#[derive(Debug)]
 pub struct SharedBlock<D: Driver> {
     block: Arc<Block<D>>,
+}
+
+impl<D: Driver> fmt::Debug for SharedBlock<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBlock")
+            .field("addr", &self.block.addr)
+            .field("bytes", &self.block.bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]

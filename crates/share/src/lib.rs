@@ -29,6 +29,8 @@
 //!
 //! Limits: one host, one user, and a folder that both processes see ([`FOLDER`]).
 
+#![cfg_attr(not(test), warn(missing_debug_implementations))]
+
 mod connection;
 mod error;
 mod exporter;

@@ -12,6 +12,8 @@
 //! A replay runs one [`Policy`], either gapless itself or the baseline in [`caching`], on one driver. This crate uses
 //! only the allocator's public interface.
 
+#![cfg_attr(not(test), warn(missing_debug_implementations))]
+
 pub mod advice;
 mod awake;
 pub mod caching;

@@ -18,6 +18,7 @@ use crate::{Compression, Content, TextWriter, TraceOp};
 use gapless::units::{DeviceAddr, StreamId};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,12 @@ pub struct RecordedStream {
 /// Writes a trace while a program runs.
 pub struct Recorder<W: Write> {
     state: Mutex<State<W>>,
+}
+
+impl<W: Write> fmt::Debug for Recorder<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").finish_non_exhaustive()
+    }
 }
 
 struct State<W: Write> {

@@ -25,6 +25,7 @@ use gapless::driver::cuda::CudaDriver;
 use gapless::driver::{DriverCalls, DriverError, HostDriver, ModelDriver, WorkDriver};
 use gapless::units::{DeviceAddr, StreamId};
 use serde::ser::{SerializeMap, Serializer};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -107,6 +108,12 @@ pub struct ReplayOptions<'a> {
     pub touch: Touch,
     /// Called with the number of ops that ran since the last call.
     pub progress: Option<&'a (dyn Fn(u64) + Sync)>,
+}
+
+impl fmt::Debug for ReplayOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplayOptions").field("policy", &self.policy).finish_non_exhaustive()
+    }
 }
 
 /// The result of a replay. Serialized, it is one line of `gapless replay --json`.

@@ -23,6 +23,7 @@ use crate::replay::{PolicySettings, probe, replay_alone};
 use crate::replay_error::ReplayError;
 use crate::{Device, GaplessSettings, PolicyKind, ReplayResult, Trace};
 use gapless::driver::DriverCalls;
+use std::fmt;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -44,6 +45,12 @@ pub struct Search<'a> {
     pub threads: NonZero<usize>,
     /// Called after each replay.
     pub progress: Option<&'a (dyn Fn() + Sync)>,
+}
+
+impl fmt::Debug for Search<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Search").finish_non_exhaustive()
+    }
 }
 
 /// The result of a search: sizes in bytes, in whole pages.

@@ -14,6 +14,7 @@ use crate::error::{ReadError, ReadErrorKind, excerpt};
 use crate::op::{ALL, is_tag};
 use crate::{Content, Header, TraceOp};
 use flate2::read::MultiGzDecoder;
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 
 /// Limits on the memory that a reader uses for a file.
@@ -50,6 +51,12 @@ pub struct TextReader<'a> {
     line: Vec<u8>,
     line_number: u64,
     failed: bool,
+}
+
+impl fmt::Debug for TextReader<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextReader").field("line", &self.line_number).finish_non_exhaustive()
+    }
 }
 
 impl<'a> TextReader<'a> {

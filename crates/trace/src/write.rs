@@ -7,6 +7,7 @@
 use crate::op::{ALL, is_tag};
 use crate::{Content, TraceOp};
 use flate2::write::GzEncoder;
+use std::fmt;
 use std::io::{self, Write};
 
 /// The compression of a trace file.
@@ -21,6 +22,12 @@ pub enum Compression {
 /// Writes one trace. Call [`finish`](Self::finish) at the end: without it, a gzip file may be incomplete.
 pub struct TextWriter<W: Write> {
     target: Target<W>,
+}
+
+impl<W: Write> fmt::Debug for TextWriter<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextWriter").finish_non_exhaustive()
+    }
 }
 
 enum Target<W: Write> {

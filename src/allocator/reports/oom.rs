@@ -32,7 +32,7 @@ pub struct Pinned {
 }
 
 /// Why a request failed. `Display` is the text for a person, `Serialize` the same as data.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// Bytes requested.

@@ -9,6 +9,7 @@ use crate::driver::Driver;
 use crate::segment::listeners::MapListeners;
 use crate::stream::StreamIndex;
 use crate::sync::MutexGuard;
+use std::fmt;
 
 /// An allocator that falls asleep: what a backup is to have is copied, and the memory is there still. From
 /// [`Allocator::begin_sleep`].
@@ -19,7 +20,6 @@ use crate::sync::MutexGuard;
 ///
 /// Until then, other calls that put to sleep or wake, or that look at a backup, wait for this one.
 #[must_use = "what is not finished stays awake"]
-#[derive(Debug)]
 pub struct FallingAsleep<'a, D: Driver> {
     inner: &'a Inner<D>,
     backup: Backup,
@@ -32,6 +32,15 @@ pub struct FallingAsleep<'a, D: Driver> {
     is_unmapped: bool,
     slept: Slept,
     _alone: MutexGuard<'a, ()>,
+}
+
+impl<D: Driver> fmt::Debug for FallingAsleep<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FallingAsleep")
+            .field("backup", &self.backup)
+            .field("is_unmapped", &self.is_unmapped)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<D: Driver> Allocator<D> {

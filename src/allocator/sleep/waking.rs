@@ -8,6 +8,7 @@ use crate::driver::Driver;
 use crate::segment::listeners::MapListeners;
 use crate::stream::StreamIndex;
 use crate::sync::MutexGuard;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// An allocator that wakes: it has its memory, and not its bytes. From [`Allocator::begin_wake`].
@@ -17,13 +18,18 @@ use std::time::{Duration, Instant};
 ///
 /// Until then, other calls that put to sleep or wake, or that look at a backup, wait for this one.
 #[must_use = "what is not finished stays asleep"]
-#[derive(Debug)]
 pub struct Waking<'a, D: Driver> {
     inner: &'a Inner<D>,
     /// What was mapped, and the allocator's own stream. `None` where nothing is asleep.
     mapped: Option<(StreamIndex, ToWake)>,
     is_copied: bool,
     _alone: MutexGuard<'a, ()>,
+}
+
+impl<D: Driver> fmt::Debug for Waking<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waking").field("is_copied", &self.is_copied).finish_non_exhaustive()
+    }
 }
 
 impl<D: Driver> Allocator<D> {

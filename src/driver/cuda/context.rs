@@ -164,6 +164,7 @@ impl Drop for Context {
 }
 
 /// A context made current on this thread.
+#[derive(Debug)]
 pub struct Current<'a> {
     context: &'a Context,
     restore: Option<CUcontext>,

@@ -51,6 +51,7 @@ impl Kernels {
 
 /// The compiled kernels of one PTX source, loaded into one context. Stays loaded until `unload` is called or the
 /// context ends.
+#[derive(Debug)]
 pub struct Module {
     library: &'static Library,
     raw: CUmodule,

@@ -60,7 +60,6 @@ pub use library::{Library, LibraryFile};
 pub use plain::PlainDevice;
 pub use streams::LEGACY_STREAM;
 
-use crate::sync::unseen::Mutex;
 use std::path::PathBuf;
 
 use context::Context;

@@ -40,6 +40,7 @@ pub use stranded::{FreeOfSize, FreeOfStream, Stranded};
 
 use crate::{Device, Extent, FailedRequest, History, RecordedAllocator, ReplayError, Search, Trace};
 use moment::Moment;
+use std::fmt;
 use std::num::NonZero;
 
 /// Options of [`advise`].
@@ -55,6 +56,12 @@ pub struct AdviceOptions<'a> {
     pub progress: Option<&'a (dyn Fn() + Sync)>,
     /// The outcomes of replays of other recordings, which those of the same ops share.
     pub known: Option<&'a KnownReplays>,
+}
+
+impl fmt::Debug for AdviceOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdviceOptions").finish_non_exhaustive()
+    }
 }
 
 impl AdviceOptions<'_> {

@@ -61,6 +61,7 @@ use kind::PoolKind;
 use pool::Pool;
 use segments::Segments;
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 use waits::Waits;
 
@@ -85,6 +86,12 @@ pub struct CachingAllocator<D: Driver> {
     figures: Figures,
     /// Whether the memory stays with the driver.
     abandoned: bool,
+}
+
+impl<D: Driver> fmt::Debug for CachingAllocator<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachingAllocator").finish_non_exhaustive()
+    }
 }
 
 /// Statistics of a [`CachingAllocator`].

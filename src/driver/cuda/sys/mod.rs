@@ -8,6 +8,7 @@
 //! Of [`Optional`] only the fields are used: its methods panic where a function is missing.
 
 #![allow(
+    missing_debug_implementations,
     missing_docs,
     non_camel_case_types,
     non_snake_case,
