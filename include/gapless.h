@@ -30,10 +30,10 @@
 /* The version of this header. Before version 1.0, a program works with every library of the minor version of its header. A program
  * may see to that when it starts: gapless_version_number() / 100 == GAPLESS_VERSION / 100. */
 #define GAPLESS_VERSION_MAJOR 0
-#define GAPLESS_VERSION_MINOR 2
+#define GAPLESS_VERSION_MINOR 3
 #define GAPLESS_VERSION_PATCH 0
 #define GAPLESS_VERSION (GAPLESS_VERSION_MAJOR * 10000 + GAPLESS_VERSION_MINOR * 100 + GAPLESS_VERSION_PATCH)
-#define GAPLESS_VERSION_STRING "0.2.0"
+#define GAPLESS_VERSION_STRING "0.3.0"
 
 #ifdef __cplusplus
 extern "C" {

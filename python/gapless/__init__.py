@@ -21,7 +21,7 @@ from ._numbers import ErrorKind, Status
 from ._streams import NotAStreamError
 from .results import Replay, Snapshot
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "__version__",
