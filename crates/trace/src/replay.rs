@@ -111,6 +111,7 @@ pub struct ReplayOptions<'a> {
 
 /// The result of a replay. Serialized, it is one line of `gapless replay --json`.
 #[derive(Clone, Debug, serde::Serialize)]
+#[non_exhaustive]
 pub struct ReplayResult {
     /// Name of the trace.
     pub trace: String,
@@ -161,6 +162,7 @@ pub struct ReplayResult {
 
 /// The request that ended a replay.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct OutOfMemoryAt {
     /// Index of the op, counted from 0, including marks.
     pub op_index: u64,
@@ -174,6 +176,7 @@ pub struct OutOfMemoryAt {
 
 /// A sleep or a wake.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Phase {
     /// Index of the op.
     pub op_index: u64,
@@ -192,6 +195,7 @@ pub struct Phase {
 /// What a [`Phase`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum PhaseKind {
     /// Memory goes back to the device.
     Sleep,
