@@ -38,6 +38,7 @@ impl DriverErrorKind {
 
 /// A failed driver call: which call, what kind of failure, and the driver's own code, name and text for it.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub struct DriverError {
     /// The call that failed.
     pub call: DriverCall,

@@ -91,11 +91,19 @@ pub struct HostMemory(pub u64);
 
 /// Physical memory of a device, in bytes, with the use by all processes taken into account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct MemoryInfo {
     /// Bytes that no process holds.
     pub free: u64,
     /// Bytes of physical memory that the device has.
     pub total: u64,
+}
+
+impl MemoryInfo {
+    /// What a [`MemoryDriver`] answers: `free` bytes that no process holds, of `total`.
+    pub const fn new(free: u64, total: u64) -> Self {
+        Self { free, total }
+    }
 }
 
 /// Which stream a handle stands for, on the thread that asks.
@@ -115,6 +123,7 @@ pub struct StreamIdentity {
 
 /// How long a stream lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StreamLifetime {
     /// As long as its device: the default stream.
     Device,

@@ -3,6 +3,7 @@
 /// The objects that are alive in a simulated driver. Equal to the default once everything has been released. With the feature
 /// `testing`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct DriverUsage {
     /// Chunks whose memory is held by their handle, by a mapping, or by both. `handles <= chunks`.
     pub chunks: usize,

@@ -98,7 +98,7 @@ impl MemoryDriver for CapacityDriver {
 
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         let free = self.total.saturating_sub(self.taken(&self.state.lock()));
-        Ok(MemoryInfo { free, total: self.total })
+        Ok(MemoryInfo::new(free, self.total))
     }
 
     fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {

@@ -4,6 +4,7 @@ use gapless::units::DeviceAddr;
 
 /// A block with memory behind it, live or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HeldBlock {
     /// Its address.
     pub addr: DeviceAddr,

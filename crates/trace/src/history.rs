@@ -5,6 +5,7 @@ use std::fmt;
 
 /// The facts that are known of a recorded run besides its ops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub struct History {
     /// How much of the run the ops are.
     pub extent: Extent,
@@ -20,6 +21,7 @@ pub struct History {
 
 /// The allocator that a run was recorded with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub enum RecordedAllocator {
     /// PyTorch's, or one that the file does not name.
     #[default]
@@ -44,6 +46,7 @@ impl fmt::Display for RecordedAllocator {
 
 /// The settings of PyTorch's allocator that a recording says were on.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct RecordedSettings {
     /// The text of the environment variable.
     pub text: String,
@@ -116,6 +119,7 @@ pub struct FailedRequest {
 
 /// How the recorded run went on after a request that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Refusal {
     /// The program went on without the memory, so a replay may refuse the request too.
     Survived,

@@ -11,6 +11,7 @@ pub type Metered<D> = Intercepted<D, Meter>;
 
 /// The clock that measures the time spent in a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Clock {
     /// Time that passes: cheap, right for drivers that never block.
     Wall,

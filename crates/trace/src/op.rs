@@ -49,6 +49,7 @@ pub enum TraceOp {
 /// What becomes of the bytes of what sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Content {
     /// They are copied to the host, and back when it wakes.
     Keep,

@@ -96,6 +96,7 @@ pub trait Policy {
 
 /// Statistics of a [`Policy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PolicyStats {
     /// Peak of the device memory held, in bytes.
     pub peak_reserved_bytes: u64,
@@ -105,6 +106,7 @@ pub struct PolicyStats {
 
 /// What a sleep or a wake concerned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PhaseBytes {
     /// Bytes that lost their memory, or got memory.
     pub mapped_bytes: u64,
@@ -125,6 +127,7 @@ impl Add for PhaseBytes {
 
 /// An error of a [`Policy`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PolicyError {
     /// The policy is out of memory.
     #[error("{report}")]

@@ -118,6 +118,7 @@ impl fmt::Debug for ReplayOptions<'_> {
 
 /// The result of a replay. Serialized, it is one line of `gapless replay --json`.
 #[derive(Clone, Debug, serde::Serialize)]
+#[non_exhaustive]
 pub struct ReplayResult {
     /// Name of the trace.
     pub trace: String,
@@ -168,6 +169,7 @@ pub struct ReplayResult {
 
 /// The request that ended a replay.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct OutOfMemoryAt {
     /// Index of the op, counted from 0, including marks.
     pub op_index: u64,
@@ -181,6 +183,7 @@ pub struct OutOfMemoryAt {
 
 /// A sleep or a wake.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Phase {
     /// Index of the op.
     pub op_index: u64,
@@ -199,6 +202,7 @@ pub struct Phase {
 /// What a [`Phase`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum PhaseKind {
     /// Memory goes back to the device.
     Sleep,

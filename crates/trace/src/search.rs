@@ -55,6 +55,7 @@ impl fmt::Debug for Search<'_> {
 
 /// The result of a search: sizes in bytes, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SearchResult {
     /// The smallest device that survives; with one page less, the replay failed. `None` if no device of up to
     /// `MOST_TIMES` times [`Trace::demand_bytes`] survives, or none that is at most [`Device::MOST_BYTES`].

@@ -10,6 +10,7 @@ use gapless::units::{DeviceAddr, KIB, MIB, StreamId};
 
 /// Which bytes of the blocks a replay uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Touch {
     /// None, for speed.
     Nothing,

@@ -12,6 +12,7 @@ use std::io::{self, Write};
 
 /// The compression of a trace file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Compression {
     /// Plain text.
     Plain,

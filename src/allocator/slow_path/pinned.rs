@@ -8,6 +8,7 @@ use crate::units::DeviceAddr;
 
 /// A chunk under a block, of which the block has a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PinnedChunk {
     /// The driver's handle.
     pub handle: ChunkHandle,

@@ -9,6 +9,7 @@ use std::ptr::null_mut;
 
 /// The capture that a stream belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Capture {
     /// A capture by its number, which no other capture of the process has.
     Number(u64),

@@ -82,6 +82,7 @@ pub struct CudaDriver {
 
 /// Uses of every chunk of a driver besides being mapped. Fixed when the driver is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct ChunkFeatures {
     /// Whether chunks can be exported as POSIX file descriptors.
     pub posix_fd: bool,
@@ -91,6 +92,7 @@ pub struct ChunkFeatures {
 
 /// Whether chunks may leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Sharing {
     /// Chunks are exportable and RDMA-capable if the device supports it and the trial at opening succeeds with it.
     #[default]

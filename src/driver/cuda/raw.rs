@@ -1,7 +1,8 @@
 //! A driver's own handles and functions, below the driver traits.
 //!
 //! For the experiments of `gapless probe` and the measurements of the device benchmark (`crates/probe/src`)
-//! only: they make calls that the allocator never makes. Public with the feature `internals` alone, and free to change in any version.
+//! only: they make calls that the allocator never makes. Public with the feature `internals` alone, and free to change in any
+//! version.
 
 use std::ffi::{CStr, c_void};
 

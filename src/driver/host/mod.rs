@@ -81,6 +81,7 @@ impl Default for HostConfig {
 
 /// A rule of the driver contract that a caller broke; the call was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Violation {
     /// The call that was refused.
     pub call: DriverCall,

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn sentences_are_pytorchs() {
-        let device = Some(MemoryInfo { free: GIB + GIB / 2, total: 80 * GIB });
+        let device = Some(MemoryInfo::new(GIB + GIB / 2, 80 * GIB));
         let memory = MemoryUse { live: 3 * GIB, live_in_pools: 0, reserved: 5 * GIB, set_budget: None };
         assert_eq!(
             headline(0, 2 * GIB, device, memory),

@@ -206,7 +206,7 @@ impl Shown<'_> {
         let first = self.job.fits.first().map(|fit| fit.gpu);
         // A policy that needs more is worth a line if it does on another GPU.
         let worth_a_line = |(index, fit): &(usize, &Fit)| *index == 0 || first != Some(fit.gpu);
-        for (_, Fit { setting, device_bytes, gpu }) in self.job.fits.iter().enumerate().filter(worth_a_line) {
+        for (_, Fit { setting, device_bytes, gpu, .. }) in self.job.fits.iter().enumerate().filter(worth_a_line) {
             let needed = ByteSize(*device_bytes);
             lines.push(match gpu.and_then(|name| name.parse::<Gpu>().ok()) {
                 Some(gpu) => format!(

@@ -184,17 +184,19 @@ impl Device for Cuda {
 
     fn usage(&self) -> DriverUsage {
         let state = self.state.lock();
-        DriverUsage {
-            chunks: state.chunks.len(),
-            handles: state.chunks.values().filter(|chunk| chunk.handle).count(),
-            bytes: state.bytes(),
-            mappings: state.mappings.len(),
-            reservations: state.reservations.len(),
-            address_bytes: state.reservations.values().sum(),
-            events: if state.is_reset { 0 } else { state.events },
-            streams: if state.is_reset { 0 } else { state.streams.len() },
-            host_memory: if state.is_reset { 0 } else { state.host_memory },
+        let mut usage = DriverUsage::default();
+        usage.chunks = state.chunks.len();
+        usage.handles = state.chunks.values().filter(|chunk| chunk.handle).count();
+        usage.bytes = state.bytes();
+        usage.mappings = state.mappings.len();
+        usage.reservations = state.reservations.len();
+        usage.address_bytes = state.reservations.values().sum();
+        if !state.is_reset {
+            usage.events = state.events;
+            usage.streams = state.streams.len();
+            usage.host_memory = state.host_memory;
         }
+        usage
     }
 
     fn broken_rules(&self) -> Vec<String> {
@@ -293,7 +295,7 @@ impl MemoryDriver for Cuda {
             return self.driver.memory_info();
         }
         let free = self.capacity.saturating_sub(state.bytes() + state.external);
-        Ok(MemoryInfo { free, total: self.capacity })
+        Ok(MemoryInfo::new(free, self.capacity))
     }
 
     fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr> {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 /// What has changed from an old recording of a program to a new one.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Comparison {
     /// The most that was asked for at once: the peak of live bytes, or what was live with a request that was refused at the end.
     pub peak: Change,
@@ -18,6 +19,7 @@ pub struct Comparison {
 
 /// A figure of both recordings, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Change {
     /// The figure of the old one.
     pub old_bytes: u64,
@@ -27,6 +29,7 @@ pub struct Change {
 
 /// What one place of the program held at the peak of each recording.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct HolderChange {
     /// The function and the name of its file, such as `forward (model.py)`, if that is recorded. Lines and folders are left out,
     /// since they differ between versions of a program.

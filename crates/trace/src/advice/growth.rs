@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 /// Memory that grows by about as much in every step.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub struct Growth {
     /// The place that allocates it, if that is recorded.
     pub origin: Option<String>,

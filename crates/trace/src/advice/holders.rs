@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 /// Live blocks that one place in the program allocated; where places are not recorded, blocks of one size.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub struct Holder {
     /// The place, such as `forward (model.py:12)`, if it is recorded.
     pub origin: Option<String>,

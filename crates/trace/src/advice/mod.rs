@@ -73,6 +73,7 @@ impl AdviceOptions<'_> {
 
 /// Advice on one trace. Serialized, it is the most of a line of `gapless advise --json`, and all of it can be read back.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub struct Advice {
     /// Name of the trace.
     pub trace: String,

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A policy with its settings. As text `gapless` with settings as in `GAPLESS_CONF`, or what [`CachingSettings`] are as text.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Setting {
     /// gapless under these settings.
     Gapless(GaplessSettings),

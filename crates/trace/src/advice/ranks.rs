@@ -16,6 +16,7 @@ pub struct Rank<'a> {
 /// The advice on all ranks of a job together. Serialized, it is the last line of `gapless advise --json` for several files. Lists
 /// of ranks have their names, in the order in which the ranks were given.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Job {
     /// Number of ranks.
     pub ranks: u64,
@@ -42,6 +43,7 @@ pub struct Job {
 
 /// The smallest, the middle and the largest of several figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Spread {
     /// The smallest figure.
     pub least: u64,
@@ -53,6 +55,7 @@ pub struct Spread {
 
 /// The rank that differs from all others.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Odd {
     /// Its name.
     pub rank: String,
@@ -75,6 +78,7 @@ pub enum Why {
 
 /// A policy on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct PolicyOnRanks {
     /// The policy, as [`PolicyOutcome::setting`] has it.
     pub setting: String,
@@ -93,6 +97,7 @@ pub struct PolicyOnRanks {
 
 /// A device on which every rank fits.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Fit {
     /// The policy that it fits with.
     pub setting: String,

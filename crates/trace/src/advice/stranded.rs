@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 /// The device's memory at one moment, in bytes: `device = live + rounding + free in whole pages + free in partly used pages +
 /// free in private pools + waiting + unreserved`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub struct Stranded {
     /// Memory of the device that others hold. It is not part of the device's size.
     pub other_processes_bytes: u64,
@@ -36,6 +37,7 @@ pub struct Stranded {
 
 /// The free blocks of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub struct FreeOfStream {
     /// The recorder's number of the stream.
     pub stream: u64,
@@ -47,6 +49,7 @@ pub struct FreeOfStream {
 
 /// The free blocks between a power of two and the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
 pub struct FreeOfSize {
     /// The smallest size that counts, in bytes.
     pub from_bytes: u64,

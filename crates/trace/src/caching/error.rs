@@ -27,6 +27,7 @@ pub enum CachingError {
 
 /// The figures of PyTorch's message, in bytes, taken after the flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct CachingOutOfMemory {
     /// Size of the request, without rounding.
     pub requested_bytes: u64,

@@ -96,6 +96,7 @@ impl<D: Driver> fmt::Debug for CachingAllocator<D> {
 
 /// Statistics of a [`CachingAllocator`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Figures {
     /// Total size of the live blocks that are not asleep in bytes, including rounding.
     pub live_bytes: u64,
@@ -109,6 +110,7 @@ pub struct Figures {
 
 /// A cached block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FreeBlock {
     /// Its address.
     pub addr: DeviceAddr,

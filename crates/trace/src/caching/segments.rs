@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 /// Bytes of the segments that slept or woke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SegmentBytes {
     /// Bytes of segments that lost or got memory.
     pub mapped_bytes: u64,

@@ -24,6 +24,7 @@ use std::io::{self, Cursor, Read};
 
 /// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Format {
     /// This crate's text format. Also stands for unknown formats, for which its reader returns an error.
     Text,

@@ -5,6 +5,7 @@ use crate::{Op, Trace};
 /// The largest blocks that are live before an op: at most [`MOST_BLOCKS`], in the order in which they were allocated. The lists are
 /// equally long.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct LiveBlocks {
     /// Index of the first op that had not run.
     pub op: u64,

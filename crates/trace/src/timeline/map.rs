@@ -8,6 +8,7 @@ use gapless::units::{DeviceAddr, KIB};
 /// The held bytes are cut into cells of [`cell_bytes`](Self::cell_bytes) from the lowest address on; ranges of addresses
 /// without memory are left out, and a new cell begins after each.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct AddressMap {
     /// Index of the first op that had not run.
     pub op: u64,

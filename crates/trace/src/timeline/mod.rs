@@ -54,6 +54,7 @@ impl From<Setting> for Subject {
 
 /// A trace and what policies make of it over time.
 #[derive(Clone, Debug, serde::Serialize)]
+#[non_exhaustive]
 pub struct Timeline {
     /// Number of ops, marks included.
     pub ops: u64,
@@ -80,6 +81,7 @@ pub struct Timeline {
 
 /// Requested bytes of one stream that are live.
 #[derive(Clone, Debug, serde::Serialize)]
+#[non_exhaustive]
 pub struct StreamSeries {
     /// The recorder's number of the stream.
     pub stream: u64,
@@ -89,6 +91,7 @@ pub struct StreamSeries {
 
 /// The timeline of one policy.
 #[derive(Clone, Debug, serde::Serialize)]
+#[non_exhaustive]
 pub struct PolicyTimeline {
     /// Name of the [`Subject`].
     pub name: String,

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 /// The least and the most bytes in each bucket of ops, in KiB, rounded up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
 pub struct Series {
     /// The least of each bucket.
     pub low_kib: Vec<u64>,

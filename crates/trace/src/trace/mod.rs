@@ -56,6 +56,7 @@ pub(crate) struct Recording {
 
 /// A private pool: memory that only it uses, as that of a captured graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PrivatePool {
     /// Its name in PyTorch.
     pub id: (u64, u64),
