@@ -48,7 +48,7 @@
 //! | memory that grows in place | [`VirtualRange`](allocator::VirtualRange), from [`Allocator::reserve_range`] |
 //! | memory for network cards | [`RegisteredBlock`](allocator::RegisteredBlock), from [`Allocator::alloc_registered`] |
 //! | memory that gives way to another process for a while | [`Allocator::sleep`] and [`Allocator::wake`] |
-//! | any GPU, also without virtual memory management | [`CudaBuilder::device_allocator`](driver::cuda::CudaBuilder::device_allocator) |
+//! | any GPU, also an old one | [`CudaBuilder::device_allocator`](driver::cuda::CudaBuilder::device_allocator) |
 //! | tests (feature `testing`) | [`ModelDriver`](driver::ModelDriver), and with bytes [`HostDriver`](driver::HostDriver) |
 //! | another device | a [`Driver`](driver::Driver) of one's own |
 //! | several devices, pools of graphs, PyTorch, C | the crate `gapless-process`, and `gapless.h` |

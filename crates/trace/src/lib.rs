@@ -9,7 +9,7 @@
 //! [`advice`] puts replays through several policies together, for a program that ran out of memory. [`timeline`] says
 //! what they hold over time and where it lies, for a picture.
 //!
-//! A replay runs one [`Policy`], either gapless itself or the baseline in [`caching`], on one driver. This crate uses
+//! A replay runs one policy, either gapless itself or the baseline in [`caching`], on one driver. This crate uses
 //! only the allocator's public interface.
 
 #![cfg_attr(not(test), warn(missing_debug_implementations))]

@@ -125,7 +125,7 @@ impl Add for PhaseBytes {
     }
 }
 
-/// An error of a [`Policy`].
+/// An error of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
