@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 ///
 /// Threads: any.
 #[derive(Debug)]
+#[must_use = "offers end when this is dropped"]
 pub struct Exporter<D: Driver> {
     process: ProcessIdentity,
     exposes: bool,

@@ -29,6 +29,8 @@
 //!
 //! Limits: one host, one user, and a folder that both processes see ([`FOLDER`]).
 
+#![warn(clippy::must_use_candidate, clippy::return_self_not_must_use)]
+
 mod connection;
 mod error;
 mod exporter;

@@ -12,6 +12,8 @@
 //! A replay runs one [`Policy`], either gapless itself or the baseline in [`caching`], on one driver. This crate uses
 //! only the allocator's public interface.
 
+#![warn(clippy::must_use_candidate, clippy::return_self_not_must_use)]
+
 pub mod advice;
 mod awake;
 pub mod caching;

@@ -64,6 +64,7 @@ impl Library {
 
     /// Finds the library at `path`, or the installed one, and reads its version, without starting it: what can be said
     /// of a driver that [`open`](Self::open) refuses. `None` if no library could be loaded.
+    #[must_use]
     pub fn find(path: Option<&Path>) -> Option<LibraryFile> {
         let names = path.map_or_else(|| DEFAULT_NAMES.map(OsStr::new).to_vec(), |path| vec![path.as_os_str()]);
         let (handle, name) = names.iter().find_map(|&name| Some((dlopen(name).ok()?, name)))?;
