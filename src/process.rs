@@ -17,17 +17,20 @@ pub struct ProcessIdentity {
 
 impl ProcessIdentity {
     /// The calling process.
+    #[must_use]
     pub fn current() -> Self {
         Self { number: std::process::id(), mark: mark() }
     }
 
     /// Whether this is the calling process. A load, once something has been asked here.
+    #[must_use]
     pub fn is_current(self) -> bool {
         // Before Linux 4.14, no page is cleared.
         if self.mark == UNMARKED { std::process::id() == self.number } else { mark() == self.mark }
     }
 
     /// Its number, as it saw it.
+    #[must_use]
     pub fn number(self) -> u32 {
         self.number
     }

@@ -20,16 +20,19 @@ impl DeviceAddr {
     ///
     /// # Panics
     /// In debug builds, panics past the end of the address space. Callers add offsets inside a reservation.
+    #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
 
     /// Returns the distance from `base` in bytes, or `None` if the address is below `base`.
+    #[must_use]
     pub fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
 
     /// Returns `true` if the address is a multiple of `alignment` bytes (a power of two).
+    #[must_use]
     pub const fn is_aligned(self, alignment: u64) -> bool {
         self.0 & (alignment - 1) == 0
     }
@@ -72,11 +75,13 @@ impl StreamId {
     /// The handle is 0, or of a stream that exists whenever a call gets the value, and for as long as it is
     /// [kept](crate::Allocator::keep_stream): what a driver does with the handle of a stream that does not exist is undefined.
     /// Drivers that are [checked](crate::driver::CheckedDriver) take any number.
+    #[must_use]
     pub const unsafe fn from_raw(handle: u64) -> Self {
         Self(handle)
     }
 
     /// Returns the handle.
+    #[must_use]
     pub const fn as_raw(self) -> u64 {
         self.0
     }
@@ -104,6 +109,7 @@ pub const GIB: u64 = 1 << 30;
 pub const TIB: u64 = 1 << 40;
 
 /// Rounds `bytes` up to a multiple of `unit` (a power of two). Returns `None` on overflow.
+#[must_use]
 pub const fn round_up(bytes: u64, unit: u64) -> Option<u64> {
     match bytes.checked_add(unit - 1) {
         Some(sum) => Some(sum & !(unit - 1)),
@@ -112,6 +118,7 @@ pub const fn round_up(bytes: u64, unit: u64) -> Option<u64> {
 }
 
 /// Rounds `bytes` down to a multiple of `unit` (a power of two).
+#[must_use]
 pub const fn round_down(bytes: u64, unit: u64) -> u64 {
     bytes & !(unit - 1)
 }

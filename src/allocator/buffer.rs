@@ -68,26 +68,31 @@ impl<D: Driver> Allocator<D> {
 
 impl<D: Driver> Buffer<D> {
     /// The address of the first byte, a multiple of [`GRANULE`](super::GRANULE).
+    #[must_use]
     pub fn addr(&self) -> DeviceAddr {
         self.addr
     }
 
     /// The number of bytes requested.
+    #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
     /// Whether 0 bytes were requested.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
     /// The stream that the buffer was allocated on.
+    #[must_use]
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
     /// The allocator that the buffer came from.
+    #[must_use]
     pub fn allocator(&self) -> &Allocator<D> {
         &self.allocator
     }

@@ -30,6 +30,7 @@ const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
 const MOST_COPY_SLOT_BYTES: u64 = 64 * MIB;
 
 /// Settings of an [`Allocator`]; made by [`Allocator::builder`].
+#[must_use = "nothing is built before `build`"]
 pub struct Builder<D: Driver> {
     driver: Arc<D>,
     budget: Option<u64>,
@@ -78,7 +79,6 @@ impl<D: Driver> Builder<D> {
 
     /// Sets the most physical bytes to hold, rounded down to whole pages. Default: the device, whose free memory is queried when
     /// the allocator is built, and again before a request fails.
-    #[must_use]
     pub fn budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
         self
@@ -87,14 +87,12 @@ impl<D: Driver> Builder<D> {
     /// Sets how many bytes are held, as a multiple of the peak of live bytes, before free chunks are remapped rather than new
     /// ones created. At least 1; infinity: chunks are created up to the budget. Default: [`DEFAULT_SLACK`]. With several streams
     /// at least a few pages for each: they need not take them from each other where their live bytes are few.
-    #[must_use]
     pub fn slack(mut self, slack: f64) -> Self {
         self.slack = slack;
         self
     }
 
     /// Sets how large new chunks are. Default: [`ChunkPolicy::Auto`].
-    #[must_use]
     pub fn chunk_policy(mut self, policy: ChunkPolicy) -> Self {
         self.chunk_policy = policy;
         self
@@ -103,7 +101,6 @@ impl<D: Driver> Builder<D> {
     /// Sets the most bytes of addresses to reserve for a region, rounded up to a power of two: also the largest possible
     /// request. A stream has two regions, and more where those are too small or live blocks cut their addresses up.
     /// Default: four times the memory of the device, or the budget, or more.
-    #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = Some(bytes);
         self
@@ -114,14 +111,12 @@ impl<D: Driver> Builder<D> {
     /// has at least twice the bytes of the one before, up to [`region_bytes`](Self::region_bytes), and a request that is larger
     /// gets a region that it fits in. For allocators of which a process has many. Default: `region_bytes`, or four times the
     /// budget or more.
-    #[must_use]
     pub fn first_region_bytes(mut self, bytes: u64) -> Self {
         self.first_region_bytes = Some(bytes);
         self
     }
 
     /// Sets the most mappings to keep, stale ones included. Default: 400,000; the driver's limit is about 520,000.
-    #[must_use]
     pub fn mapping_limit(mut self, mappings: usize) -> Self {
         self.mapping_limit = mappings;
         self
@@ -134,7 +129,6 @@ impl<D: Driver> Builder<D> {
     /// trim or a lower budget, but by [`Allocator::sleep`], whose wake maps it everywhere again. Free memory is reused on its
     /// own stream only, at the same address or at a further one. Closing waits for the whole device. Growable ranges are not
     /// affected.
-    #[must_use]
     pub fn keep_mappings(mut self) -> Self {
         self.rules = self.rules.keeping_mappings();
         self
@@ -147,14 +141,12 @@ impl<D: Driver> Builder<D> {
     /// does not hold that back. Once memory is short, blocks lie in several chunks, as without this setting, and so may those
     /// that are later placed in the same memory. [`Pin::chunks`](super::Pin::chunks) shows it. A live byte pins its whole chunk, as
     /// with [`ChunkPolicy::Fixed`].
-    #[must_use]
     pub fn whole_blocks(mut self) -> Self {
         self.rules = self.rules.with_whole_blocks();
         self
     }
 
     /// Uses a list of listeners, which allocators may share, in place of one of its own.
-    #[must_use]
     pub fn listeners(mut self, listeners: Arc<MapListeners>) -> Self {
         self.listeners = listeners;
         self
@@ -162,7 +154,6 @@ impl<D: Driver> Builder<D> {
 
     /// Sets the memory of the host that backups of what sleeps may take, which several allocators may share. Default: one of its
     /// own, without a bound.
-    #[must_use]
     pub fn host_budget(mut self, budget: Arc<HostBudget>) -> Self {
         self.host_budget = budget;
         self
@@ -171,7 +162,6 @@ impl<D: Driver> Builder<D> {
     /// Sets the directory for [backups in files](super::Backup::File). It is made at the first one, for this user alone, where
     /// there is none; one of another user, or to which others may write, is refused then. Default: none, and such backups are
     /// refused.
-    #[must_use]
     pub fn backup_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.backup_directory = Some(directory.into());
         self
@@ -179,7 +169,6 @@ impl<D: Driver> Builder<D> {
 
     /// Most bytes of each of the two slots of pinned memory that backups pass through. For tests, whose backups are small.
     #[doc(hidden)]
-    #[must_use]
     pub fn copy_slot_bytes(mut self, bytes: u64) -> Self {
         self.copy_slot_bytes = bytes.clamp(1, MOST_COPY_SLOT_BYTES);
         self
@@ -188,7 +177,6 @@ impl<D: Driver> Builder<D> {
     /// Number of seals of a stream after which its blocks' 32-bit epochs are renumbered. For tests, which cannot make
     /// 2^32 of them.
     #[doc(hidden)]
-    #[must_use]
     pub fn epoch_limit(mut self, epochs: u32) -> Self {
         self.epoch_limit = epochs.max(2);
         self

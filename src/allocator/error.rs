@@ -120,6 +120,7 @@ pub enum AllocError {
 
 impl AllocError {
     /// The out-of-memory report, if the request ran out of memory.
+    #[must_use]
     pub fn report(&self) -> Option<&OutOfMemory> {
         match self {
             Self::OutOfMemory(report) => Some(report),

@@ -15,6 +15,7 @@ pub struct HostBudget {
 
 impl HostBudget {
     /// A budget of so many bytes.
+    #[must_use]
     pub fn new(bytes: u64) -> Self {
         Self { bytes, taken: AtomicU64::new(0) }
     }

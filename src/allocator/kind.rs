@@ -25,6 +25,7 @@ impl RegionKind {
 
     /// The kind of region for blocks of `size` bytes.
     #[inline]
+    #[must_use]
     pub fn of(size: u64) -> Self {
         if size < SMALL_BELOW { Self::Small } else { Self::Large }
     }

@@ -12,12 +12,14 @@ use crate::units::StreamId;
 use std::fmt;
 
 /// A stream whose use of other memory is watched. It keeps its device's allocator alive.
+#[must_use = "to watch a stream changes nothing: ask it for marks"]
 pub struct WatchedStream<D: Driver> {
     allocator: Allocator<D>,
     stream: StreamIndex,
 }
 
 /// A moment in the work of a watched stream. It keeps the allocator alive as well.
+#[must_use = "a mark does nothing: ask it, or wait for it"]
 pub struct StreamMark<D: Driver> {
     stream: WatchedStream<D>,
     epoch: u64,
@@ -35,6 +37,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Whether a stream of the device is being captured, as far as this allocator can know: a wait for the device would end the
     /// capture. A stream of which nobody has promised that it lives counts as it was when it was last named.
+    #[must_use]
     pub fn may_be_capturing(&self) -> bool {
         self.inner.shared.streams.progress(None).is_capturing()
     }

@@ -125,6 +125,7 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// Returns the driver that the allocator runs on.
+    #[must_use]
     pub fn driver(&self) -> &Arc<D>
     where
         D: CheckedDriver,
@@ -137,21 +138,25 @@ impl<D: Driver> Allocator<D> {
     /// # Safety
     /// No call of it gets a handle, a stream or an address that is not valid then, as [`driver`](crate::driver) says, or ends one
     /// that the allocator uses.
+    #[must_use]
     pub unsafe fn driver_unchecked(&self) -> &Arc<D> {
         self.inner.shared.streams.driver.inner()
     }
 
     /// Returns the list of map listeners, to which listeners are added and from which they are removed.
+    #[must_use]
     pub fn listeners(&self) -> &Arc<MapListeners> {
         &self.inner.shared.listeners
     }
 
     /// Returns the budget of the host's memory for backups of what sleeps.
+    #[must_use]
     pub fn host_budget(&self) -> &Arc<HostBudget> {
         &self.inner.shared.host_budget
     }
 
     /// Returns the [directory](Builder::backup_directory) for backups in files, if one was set.
+    #[must_use]
     pub fn backup_directory(&self) -> Option<&Path> {
         self.inner.shared.backup_directory.as_deref()
     }
@@ -180,6 +185,7 @@ impl<D: Driver> Allocator<D> {
     /// [kept](Self::keep_stream) stream: makes no driver call, and waits for no call that does. For callers that hold a lock of
     /// their own. Returns `None` where no such memory serves the request, and where `alignment` is not a power of two.
     #[inline]
+    #[must_use]
     pub fn alloc_raw_cached(&self, bytes: u64, alignment: u64, stream: StreamId) -> Option<DeviceAddr> {
         if !alignment.is_power_of_two() {
             return None;
@@ -201,6 +207,7 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// The live allocation that `addr` lies in.
+    #[must_use]
     pub fn live_around(&self, addr: DeviceAddr) -> Option<LiveAllocation> {
         self.inner.live_around(addr)
     }
@@ -226,6 +233,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Whether an address is among those that the allocator has reserved for allocations, live or not. Those of growable ranges are
     /// not.
+    #[must_use]
     pub fn contains(&self, addr: DeviceAddr) -> bool {
         self.inner.contains(addr)
     }
@@ -265,11 +273,13 @@ impl<D: Driver> Allocator<D> {
 
     /// The budget in bytes: the most physical memory that the allocator may hold. Where none was set, the device is the budget:
     /// what is held, and what was free beside it when the allocator looked last, as it does before a request fails.
+    #[must_use]
     pub fn budget(&self) -> u64 {
         self.inner.shared.budget_bytes()
     }
 
     /// Whether a budget was set, by [`Builder::budget`] or [`set_budget`](Self::set_budget). Else the device is the budget.
+    #[must_use]
     pub fn has_set_budget(&self) -> bool {
         !self.inner.shared.follows_device()
     }
@@ -329,6 +339,7 @@ impl<D: Driver> Allocator<D> {
     /// any case, but the parts need not come to `reserved_bytes`. How many chunks are completely free is then reported as it
     /// was when statistics were taken last.
     /// O(regions + free blocks of a page or more).
+    #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.door.stats(&self.inner.shared)
     }
@@ -341,23 +352,27 @@ impl<D: Driver> Allocator<D> {
     /// Requested bytes of live allocations at one moment: [`Stats::live_bytes`] alone, without the cost of the rest. Locks
     /// all streams together: one after the other, a block freed on one stream and allocated again on the next would count
     /// twice.
+    #[must_use]
     pub fn live_bytes(&self) -> u64 {
         streams::state::live_bytes(&self.inner.shared.streams.lock_all())
     }
 
     /// Bytes of chunks held: [`Stats::reserved_bytes`] alone.
+    #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.inner.door.held_bytes()
     }
 
     /// The live allocations, in address order within each region. What other threads allocate and free meanwhile may be missing.
     /// O(blocks).
+    #[must_use]
     pub fn live(&self) -> Vec<LiveAllocation> {
         self.inner.shared.streams.live()
     }
 
     /// Everything that the allocator holds. Locks the slow path, and one stream after the other for a thousand blocks at a time:
     /// where other threads allocate meanwhile, each such piece is of a moment of its own. O(blocks).
+    #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.inner.door.snapshot(&self.inner.shared)
     }
@@ -386,6 +401,7 @@ impl<D: Driver> Allocator<D> {
 
     /// Whether anything else keeps the allocator, so that [`close`](Self::close) would return [`CloseError::InUse`]: a clone, a
     /// [`Pin`], a [`Buffer`], a [`VirtualRange`], a [`RegisteredBlock`], a [`WatchedStream`] or a [`StreamMark`].
+    #[must_use]
     pub fn has_other_owners(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }

@@ -70,16 +70,19 @@ impl<D: Driver> Pin<D> {
     }
 
     /// The address of the first byte.
+    #[must_use]
     pub fn addr(&self) -> DeviceAddr {
         self.addr
     }
 
     /// Bytes of the block, rounding included.
+    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The allocator that the block is of.
+    #[must_use]
     pub fn allocator(&self) -> &Allocator<D> {
         &self.allocator
     }

@@ -39,6 +39,7 @@ struct Books {
 
 impl PlainAllocator {
     /// An allocator on `device`.
+    #[must_use]
     pub fn new(device: PlainDevice) -> Self {
         Self { inner: Arc::new(Inner { device, books: Mutex::default() }) }
     }
@@ -121,6 +122,7 @@ impl PlainAllocator {
 
     /// Figures. Nothing is cached, so what is reserved is what is live; what the driver rounds sizes up to is not known
     /// and not counted.
+    #[must_use]
     pub fn stats(&self) -> Stats {
         let books = self.inner.books.lock();
         let mut stats = books.stats.clone();

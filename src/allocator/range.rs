@@ -43,16 +43,19 @@ impl<D: Driver> Allocator<D> {
 
 impl<D: Driver> VirtualRange<D> {
     /// The first address. Never changes.
+    #[must_use]
     pub fn addr(&self) -> DeviceAddr {
         self.range.addr
     }
 
     /// Bytes of addresses.
+    #[must_use]
     pub fn address_bytes(&self) -> u64 {
         self.range.pages.bytes(self.inner.shared.geometry.page_bytes)
     }
 
     /// Bytes that may be used, from the start.
+    #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         self.range.mapped.bytes(self.inner.shared.geometry.page_bytes)
     }

@@ -45,11 +45,13 @@ impl<D: Driver> Allocator<D> {
 
 impl<D: Driver> RegisteredBlock<D> {
     /// The first address, a multiple of the driver's granularity.
+    #[must_use]
     pub fn addr(&self) -> DeviceAddr {
         self.range.addr
     }
 
     /// Bytes of the block: those asked for, rounded up to whole pages.
+    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.range.mapped.bytes(self.inner.shared.geometry.page_bytes)
     }

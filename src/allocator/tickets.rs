@@ -15,6 +15,7 @@ use std::sync::Weak;
 /// allocator.
 ///
 /// For memory that is offered to another process, which asks for it later or not at all.
+#[must_use = "a ticket keeps nothing: it names a block"]
 pub struct Ticket<D: Driver> {
     allocator: Weak<Inner<D>>,
     owner: Owner,
@@ -71,16 +72,19 @@ impl<D: Driver> Allocator<D> {
 
 impl<D: Driver> Ticket<D> {
     /// The address of the block's first byte.
+    #[must_use]
     pub fn addr(&self) -> DeviceAddr {
         self.addr
     }
 
     /// Bytes of the block, rounding included.
+    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Whether the block is live.
+    #[must_use]
     pub fn is_live(&self) -> bool {
         self.allocator.upgrade().is_some_and(|inner| {
             let state = inner.shared.streams.get(self.owner.stream).lock();
@@ -96,6 +100,7 @@ impl<D: Driver> Ticket<D> {
 
     /// How often the block has been put to sleep. Whoever pins it and has looked at the chunks under it before, looks again where
     /// that has changed: it wakes in others.
+    #[must_use]
     pub fn sleeps(&self) -> u64 {
         self.allocator.upgrade().map_or(0, |inner| {
             let state = inner.shared.streams.get(self.owner.stream).lock();
@@ -104,6 +109,7 @@ impl<D: Driver> Ticket<D> {
     }
 
     /// Pins the block. `None` once it has been freed, or its allocator has ended, and while it is asleep.
+    #[must_use]
     pub fn pin(&self) -> Option<Pin<D>> {
         let inner = self.allocator.upgrade()?;
         let mut state = inner.shared.streams.get(self.owner.stream).lock();

@@ -94,6 +94,7 @@ impl DriverCall {
     ];
 
     /// Returns the name in the CUDA driver API.
+    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Open => "cuInit",
@@ -152,6 +153,7 @@ impl DriverCalls {
     ///
     /// `address_free` does not count: addresses without memory behind them cost nothing to keep, so freeing them is
     /// part of teardown and not of serving requests. Events, waits, queries and work do not count either.
+    #[must_use]
     pub fn total(&self) -> u64 {
         Self::IN_TOTAL.iter().map(|&call| self[call]).sum()
     }
@@ -162,6 +164,7 @@ impl DriverCalls {
     }
 
     /// Returns the calls made since `earlier`, which is an earlier count of the same calls.
+    #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self::from_fn(|call| self[call] - earlier[call])
     }

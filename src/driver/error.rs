@@ -31,6 +31,7 @@ pub enum DriverErrorKind {
 
 impl DriverErrorKind {
     /// Returns true when every later call will fail as well, so that retrying is pointless.
+    #[must_use]
     pub const fn is_sticky(self) -> bool {
         matches!(self, Self::DeviceLost)
     }

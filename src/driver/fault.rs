@@ -34,6 +34,7 @@ pub type FaultDriver<D> = Intercepted<D, Faults>;
 
 /// A failure to inject: its kind, the call that fails, and whether it fails once or from then on.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a fault does nothing before it is armed"]
 pub struct Fault {
     nth: u64,
     calls: Option<Vec<DriverCall>>,
@@ -71,14 +72,12 @@ impl Fault {
     }
 
     /// Restricts the fault, and its counting, to calls of these kinds.
-    #[must_use]
     pub fn only(mut self, calls: impl IntoIterator<Item = DriverCall>) -> Self {
         self.calls = Some(calls.into_iter().collect());
         self
     }
 
     /// Makes the fault strike at every call from number `n` on, until disarmed.
-    #[must_use]
     pub fn from_then_on(mut self) -> Self {
         self.repeat = Repeat::Always;
         self

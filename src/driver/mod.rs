@@ -101,6 +101,7 @@ pub struct MemoryInfo {
 
 impl MemoryInfo {
     /// What a [`MemoryDriver`] answers: `free` bytes that no process holds, of `total`.
+    #[must_use]
     pub const fn new(free: u64, total: u64) -> Self {
         Self { free, total }
     }

@@ -27,6 +27,7 @@ pub struct DriverUsage {
 
 impl DriverUsage {
     /// Returns true when nothing is alive: no memory, no addresses, no events, no streams.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -93,6 +93,7 @@ pub trait HoldStreams: WorkDriver {
 /// Returns the byte that [`WorkDriver::fill`] writes at `offset` of a range. It depends on seed and offset such that
 /// shifted, swapped or stale content is noticed.
 #[inline]
+#[must_use]
 pub const fn pattern_byte(seed: u64, offset: u64) -> u8 {
     let word = pattern_word(seed, offset / 8);
     word.to_le_bytes()[(offset % 8) as usize]
@@ -100,6 +101,7 @@ pub const fn pattern_byte(seed: u64, offset: u64) -> u8 {
 
 /// Returns eight pattern bytes at once: those at offsets `8 * index .. 8 * index + 8`, little-endian.
 #[inline]
+#[must_use]
 pub const fn pattern_word(seed: u64, index: u64) -> u64 {
     // SplitMix64's finaliser: every output bit depends on every input bit.
     let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index.wrapping_mul(0xd1b5_4a32_d192_ed03));

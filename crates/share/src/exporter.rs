@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 /// pinned for good, since nobody hears of its end any more.
 ///
 /// Threads: any.
+#[must_use = "offers end when this is dropped"]
 pub struct Exporter<D: Driver> {
     process: ProcessIdentity,
     exposes: bool,

@@ -54,6 +54,7 @@ pub struct Handle {
 
 impl Handle {
     /// The bytes that travel.
+    #[must_use]
     pub fn to_bytes(&self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
         let path = self.source.socket.as_os_str().as_bytes();
@@ -90,6 +91,7 @@ impl Handle {
 
     /// Returns the name of the physical device of the memory, as [`MemoryDriver::uuid`](gapless::driver::MemoryDriver::uuid) does;
     /// `None` where the exporting process's driver does not name it.
+    #[must_use]
     pub fn device(&self) -> Option<Uuid> {
         self.device
     }

@@ -122,16 +122,19 @@ impl<D: Driver> Clone for SharedBlock<D> {
 
 impl<D: Driver> SharedBlock<D> {
     /// The address of the block's first byte in this process.
+    #[must_use]
     pub fn addr(&self) -> DeviceAddr {
         self.block.addr
     }
 
     /// Bytes of the block, rounding included.
+    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.block.bytes
     }
 
     /// Bytes of addresses that are mapped for it: those of the chunks under it.
+    #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         self.block.mapping.as_ref().map_or(0, |mapping| mapping.bytes)
     }
@@ -145,6 +148,7 @@ impl<D: Driver> Importer<D> {
     }
 
     /// An importer on the device of an allocator, as [`new`](Self::new).
+    #[must_use]
     pub fn beside(allocator: &Allocator<D>) -> Self {
         // SAFETY: an importer ends nothing that an allocator uses, and names no stream but the default one.
         Self::new(Arc::clone(unsafe { allocator.driver_unchecked() }))
@@ -265,6 +269,7 @@ impl<D: Driver> Importer<D> {
     }
 
     /// Number of chunks of other processes that are imported now.
+    #[must_use]
     pub fn imported_chunks(&self) -> usize {
         self.inner.state.lock().chunks.len()
     }

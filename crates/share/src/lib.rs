@@ -30,6 +30,7 @@
 //! Limits: one host, one user, and a folder that both processes see ([`FOLDER`]).
 
 #![cfg_attr(not(test), warn(missing_debug_implementations))]
+#![warn(clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
 mod connection;
 mod error;

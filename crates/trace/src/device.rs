@@ -25,6 +25,7 @@ impl Device {
     pub const MOST_BYTES: u64 = 4 << 40;
 
     /// Creates a device with `capacity_bytes` for the allocator alone, on which work completes immediately.
+    #[must_use]
     pub const fn of(capacity_bytes: u64) -> Self {
         Self { capacity_bytes, external_bytes: 0, lag_ops: 0 }
     }
@@ -62,11 +63,13 @@ impl Device {
     }
 
     /// Creates a simulated device with these properties, whose calls cost what the default table says.
+    #[must_use]
     pub fn model(&self) -> ModelDriver {
         self.model_with_costs(CostTable::default())
     }
 
     /// Creates a simulated device with these properties and another table of costs.
+    #[must_use]
     pub fn model_with_costs(&self, costs: CostTable) -> ModelDriver {
         ModelDriver::new(ModelConfig {
             costs,

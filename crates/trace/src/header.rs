@@ -27,6 +27,7 @@ pub struct Header {
 
 impl Header {
     /// Returns the value of `key`.
+    #[must_use]
     pub fn value(&self, key: &str) -> Option<&str> {
         self.entries.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
     }

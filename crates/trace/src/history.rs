@@ -61,6 +61,7 @@ pub struct RecordedSettings {
 impl RecordedSettings {
     /// Returns the settings to replay what was on, under a limit that is this part of the device that the recording has. The limit
     /// in the text is a part of another size: a recording does not say how much memory the device had in all.
+    #[must_use]
     pub fn caching(&self, memory_fraction: Option<f64>) -> CachingSettings {
         let part = |key: &str| self.part(key)?.parse::<CachingSettings>().ok();
         CachingSettings {
@@ -75,11 +76,13 @@ impl RecordedSettings {
     }
 
     /// Returns the memory fraction in the text.
+    #[must_use]
     pub fn memory_fraction(&self) -> Option<f64> {
         self.part(FRACTION)?.parse::<CachingSettings>().ok()?.memory_fraction
     }
 
     /// Returns the pair of a key in the text.
+    #[must_use]
     pub fn part(&self, key: &str) -> Option<&str> {
         CachingSettings::parts(&self.text).find(|part| part.split(':').next().is_some_and(|name| name.trim() == key))
     }

@@ -13,6 +13,7 @@
 //! only the allocator's public interface.
 
 #![cfg_attr(not(test), warn(missing_debug_implementations))]
+#![warn(clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
 pub mod advice;
 mod awake;

@@ -31,6 +31,7 @@ pub struct Meter {
 
 impl Meter {
     /// Starts from zero.
+    #[must_use]
     pub fn new(clock: Clock) -> Self {
         Self { clock, calls: CallCounter::default(), nanoseconds: AtomicU64::new(0) }
     }

@@ -57,6 +57,7 @@ impl Trace {
     }
 
     /// Returns the name that the trace of a file gets: the file's name without folder and extensions.
+    #[must_use]
     pub fn name_of(path: &Path) -> String {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         ENDINGS.iter().fold(&*name, |name, ending| name.strip_suffix(ending).unwrap_or(name)).to_owned()

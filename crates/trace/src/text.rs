@@ -89,16 +89,19 @@ impl<'a> TextReader<'a> {
     }
 
     /// Returns the header. It is complete once the first op or the end of the file has been read.
+    #[must_use]
     pub const fn header(&self) -> &Header {
         &self.header
     }
 
     /// Returns the number of the last line read, counted from 1.
+    #[must_use]
     pub const fn line_number(&self) -> u64 {
         self.line_number
     }
 
     /// Returns the limits of this reader.
+    #[must_use]
     pub const fn limits(&self) -> &Limits {
         &self.limits
     }

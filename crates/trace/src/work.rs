@@ -24,6 +24,7 @@ pub enum Touch {
 impl Touch {
     /// Returns the setting for a model whose work completes after `lag_ops` ops. Without a lag, no work is ever in
     /// flight.
+    #[must_use]
     pub const fn for_model(lag_ops: u64) -> Self {
         if lag_ops == 0 { Self::Nothing } else { Self::Whole }
     }

@@ -19,6 +19,7 @@ pub struct Holder {
 
 impl Holder {
     /// A process that has nothing open yet.
+    #[must_use]
     pub fn new(process: Option<u32>) -> Self {
         Self { process, blocks: 0, bytes: 0, freed_bytes: 0 }
     }

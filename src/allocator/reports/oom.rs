@@ -108,6 +108,7 @@ impl OutOfMemory {
     }
 
     /// Whether any allocator could have served the request, in a sentence.
+    #[must_use]
     pub fn verdict(&self) -> String {
         let requested = ByteSize(self.requested_bytes);
         if self.stopped_by_capture && !self.satisfiable {
@@ -198,6 +199,7 @@ impl fmt::Display for Explanation<'_> {
 
 impl OutOfMemory {
     /// The report without its first line: the verdict and the figures, for callers that print a headline of their own.
+    #[must_use]
     pub fn explanation(&self) -> impl fmt::Display {
         Explanation(self)
     }

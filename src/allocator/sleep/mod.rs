@@ -41,6 +41,7 @@ pub struct Slept {
 
 /// How to [wake](Allocator::wake). Made of a [`Duration`], a wake that waits as long for memory and retains nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[must_use = "it says how to wake, and wakes nothing"]
 pub struct Wake {
     /// How long to try again where there is too little memory.
     pub wait: Duration,
@@ -102,6 +103,7 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// What is asleep. Waits for no call that is under way on another thread, and reports the pages as they were before it.
+    #[must_use]
     pub fn asleep(&self) -> Asleep {
         self.inner.door.asleep(&self.inner.shared)
     }

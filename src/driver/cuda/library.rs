@@ -70,6 +70,7 @@ impl Library {
     ///
     /// # Safety
     /// That of [`open_from`](Self::open_from).
+    #[must_use]
     pub unsafe fn find(path: Option<&Path>) -> Option<LibraryFile> {
         let names = path.map_or_else(|| DEFAULT_NAMES.map(OsStr::new).to_vec(), |path| vec![path.as_os_str()]);
         let (handle, name) = names.iter().find_map(|&name| Some((dlopen(name).ok()?, name)))?;

@@ -103,6 +103,7 @@ pub enum Sharing {
 
 /// Settings of a [`CudaDriver`].
 #[derive(Clone, Debug, Default)]
+#[must_use = "nothing is opened before `open`"]
 pub struct CudaBuilder {
     ordinal: u32,
     peers: Vec<u32>,

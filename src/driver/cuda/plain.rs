@@ -35,6 +35,7 @@ impl CudaBuilder {
 
 impl PlainDevice {
     /// Returns the properties of the device.
+    #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }

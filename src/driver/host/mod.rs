@@ -160,11 +160,13 @@ impl HostDriver {
     }
 
     /// Returns the calls made so far, failed ones included.
+    #[must_use]
     pub fn calls(&self) -> DriverCalls {
         self.books.lock().calls
     }
 
     /// Returns what is alive on the device.
+    #[must_use]
     pub fn usage(&self) -> DriverUsage {
         let events = self.queues.event_count();
         let books = self.books.lock();
@@ -172,6 +174,7 @@ impl HostDriver {
     }
 
     /// Returns the rules that callers have broken since the last call.
+    #[must_use]
     pub fn take_violations(&self) -> Vec<Violation> {
         std::mem::take(&mut self.books.lock().violations)
     }

@@ -68,11 +68,13 @@ impl HostDriver {
     }
 
     /// Returns the label of an exported chunk and its size in bytes, or `None` for any other descriptor.
+    #[must_use]
     pub fn label_of(descriptor: BorrowedFd<'_>) -> Option<(String, u64)> {
         identify(descriptor).map(|(label, chunk)| (label, chunk.bytes))
     }
 
     /// Returns the chunks on this device that were exported or imported.
+    #[must_use]
     pub fn shared_chunks(&self) -> Vec<SharedChunk> {
         self.books.lock().pages.shared.chunks().collect()
     }

@@ -101,6 +101,7 @@ impl CostTable {
     ///   21 us, `unmap` 18 to 20 us. One call over all of them was at most 3 % cheaper than one for each.
     /// - Above 512 MiB the lines do not hold. At 2 GiB, `unmap` took 60 us where they say 84, and `create` 206 where they say 136.
     /// - Beside a running kernel (`--only busy`), the five calls took 4 to 6 times as long.
+    #[must_use]
     pub const fn h100() -> Self {
         Self {
             create: 11.4,
@@ -124,6 +125,7 @@ impl CostTable {
 
     /// Returns the name of the table: `literature` for the default one, `h100` for that of [`h100`](Self::h100), and `custom`
     /// for every other.
+    #[must_use]
     pub fn name(&self) -> &'static str {
         if *self == Self::default() {
             "literature"

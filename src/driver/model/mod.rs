@@ -50,6 +50,7 @@ impl ModelDriver {
     ///
     /// # Panics
     /// When the granularity is not a power of two, or `address_bits` leaves no room above the first address.
+    #[must_use]
     pub fn new(config: ModelConfig) -> Self {
         let address_end = 1_u64.checked_shl(config.address_bits).unwrap_or(u64::MAX);
         let first = FIRST_ADDRESS + config.granularity;

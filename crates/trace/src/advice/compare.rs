@@ -46,6 +46,7 @@ pub struct HolderChange {
 
 impl Comparison {
     /// Compares the advice on two recordings.
+    #[must_use]
     pub fn of(old: &Advice, new: &Advice) -> Self {
         let reserved = old.peak_reserved_bytes.zip(new.peak_reserved_bytes);
         Self {
@@ -59,6 +60,7 @@ impl Comparison {
 
 impl Change {
     /// Returns whether the figure grew by more than `percent` percent.
+    #[must_use]
     pub fn exceeds(&self, percent: f64) -> bool {
         #[allow(clippy::cast_precision_loss, reason = "a share of a size")]
         let (old, grown) = (self.old_bytes as f64, self.new_bytes.saturating_sub(self.old_bytes) as f64);

@@ -15,11 +15,13 @@ pub struct Gpu {
 impl Gpu {
     /// Returns the memory that a process can allocate, in bytes: what the driver reports less a context of a program that
     /// uses PyTorch.
+    #[must_use]
     pub const fn usable_bytes(&self) -> u64 {
         self.total_bytes - CONTEXT_BYTES
     }
 
     /// Returns the smallest of [`GPUS`] on which an allocator can hold `bytes` bytes.
+    #[must_use]
     pub fn smallest_with(bytes: u64) -> Option<&'static Self> {
         GPUS.iter().find(|gpu| gpu.usable_bytes() >= bytes)
     }

@@ -66,6 +66,7 @@ impl fmt::Debug for AdviceOptions<'_> {
 
 impl AdviceOptions<'_> {
     /// Returns the approximate number of replays, for progress bars.
+    #[must_use]
     pub fn expected_replays(&self) -> u64 {
         self.settings.len() as u64 * (1 + Search::EXPECTED_BISECTION)
     }
@@ -131,6 +132,7 @@ pub struct Advice {
 impl Advice {
     /// Returns the policies that survive, the simplest first: the defaults, then settings of PyTorch's allocator, then those that
     /// change the program too, then another allocator. Of one kind, those with the fewest waits and driver calls come first.
+    #[must_use]
     pub fn survivors(&self) -> Vec<&PolicyOutcome> {
         let mut survivors: Vec<_> = self.policies.iter().filter(|policy| policy.survives()).collect();
         survivors.sort_by_key(|policy| {

@@ -36,6 +36,7 @@ impl Setting {
     /// Returns the settings to compare by default: those that PyTorch's documentation and the articles about it advise,
     /// and gapless. Settings that were on in the recorded run are among them. A log of RMM is replayed through a
     /// caching allocator with PyTorch's defaults, and gapless.
+    #[must_use]
     pub fn usual(trace: &Trace) -> Vec<Self> {
         // Settings of PyTorch's allocator mean nothing to RMM.
         let applies = |text: &&&str| match text {
@@ -136,6 +137,7 @@ pub struct PolicyOutcome {
 
 impl PolicyOutcome {
     /// Returns whether the policy was replayed and survived.
+    #[must_use]
     pub const fn survives(&self) -> bool {
         self.not_replayed.is_none() && self.oom_op.is_none()
     }

@@ -109,6 +109,7 @@ pub struct Fit {
 
 impl Job {
     /// Puts the advice on the ranks together.
+    #[must_use]
     pub fn of(ranks: &[Rank<'_>]) -> Self {
         let names = |is_listed: &dyn Fn(&Advice) -> bool| {
             let listed = ranks.iter().filter(|rank| is_listed(rank.advice));

@@ -18,6 +18,7 @@ impl Divisions {
     }
 
     /// Returns whether no range is divided.
+    #[must_use]
     pub fn are_off(&self) -> bool {
         self.0.iter().all(|&divisions| divisions <= 1)
     }

@@ -221,11 +221,13 @@ impl<D: Driver> CachingAllocator<D> {
     }
 
     /// Returns the settings.
+    #[must_use]
     pub const fn settings(&self) -> &CachingSettings {
         &self.settings
     }
 
     /// Returns the allocator's statistics.
+    #[must_use]
     pub const fn figures(&self) -> Figures {
         Figures { host_waits: self.waits.count(), ..self.figures }
     }

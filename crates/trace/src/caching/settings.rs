@@ -82,6 +82,7 @@ impl CachingSettings {
     }
 
     /// Returns whether PyTorch takes a `key:value` pair that makes no difference to which memory is held and served.
+    #[must_use]
     pub fn changes_nothing(part: &str) -> bool {
         let (key, value) = part.split_once(':').unwrap_or((part, ""));
         let (key, value) = (key.trim(), value.trim());

@@ -173,66 +173,79 @@ impl Trace {
     }
 
     /// Returns the trace's name, which appears in results.
+    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the trace's header.
+    #[must_use]
     pub const fn header(&self) -> &Header {
         &self.header
     }
 
     /// Returns the ops in order.
+    #[must_use]
     pub fn ops(&self) -> &[Op] {
         &self.ops
     }
 
     /// Returns the number of slots, which is the peak number of live blocks.
+    #[must_use]
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
     /// Returns the recorder's stream numbers in the order in which they first appear.
+    #[must_use]
     pub fn streams(&self) -> &[u64] {
         &self.streams
     }
 
     /// Returns the labels of the marks in order.
+    #[must_use]
     pub fn labels(&self) -> impl ExactSizeIterator<Item = &str> {
         self.labels.iter().map(|label| &**label)
     }
 
     /// Returns the tags in the order in which they first appear.
+    #[must_use]
     pub fn tags(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tags.iter().map(|tag| &**tag)
     }
 
     /// Returns whether memory sleeps in it.
+    #[must_use]
     pub fn sleeps(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Op::Sleep { .. }))
     }
 
     /// Returns the number of allocations.
+    #[must_use]
     pub const fn allocations(&self) -> u64 {
         self.allocations
     }
 
     /// Returns the allocator that the run was recorded with.
+    #[must_use]
     pub const fn allocator(&self) -> RecordedAllocator {
         self.recording.allocator
     }
 
     /// Returns what is known of the recorded run besides the ops.
+    #[must_use]
     pub const fn history(&self) -> History {
         self.recording.history
     }
 
     /// Returns the private pools. Memory of one serves only requests on its streams.
+    #[must_use]
     pub fn pools(&self) -> &[PrivatePool] {
         &self.recording.pools
     }
 
     /// Returns the settings of PyTorch's allocator that were on, unless they were the defaults or the file does not say.
+    #[must_use]
     pub const fn settings(&self) -> Option<&RecordedSettings> {
         self.recording.settings.as_ref()
     }
@@ -255,6 +268,7 @@ impl Trace {
 
     /// Returns the request that the recorded run failed at: the last one that was refused, if no allocation follows it.
     /// Where a header describes an out-of-memory scenario (`satisfiable`), it is the last request.
+    #[must_use]
     pub fn failed_request(&self) -> Option<FailedRequest> {
         let op_index = match self.failed_op {
             Some(index) => index,
@@ -270,6 +284,7 @@ impl Trace {
     }
 
     /// Returns how the run went on after the request that was refused at an index.
+    #[must_use]
     pub fn refusal(&self, op_index: u64) -> Refusal {
         if self.failed_op == Some(op_index) { Refusal::Fatal } else { Refusal::Survived }
     }
@@ -285,23 +300,27 @@ impl Trace {
     }
 
     /// Returns the peak of requested bytes that are live.
+    #[must_use]
     pub const fn peak_live_bytes(&self) -> u64 {
         self.peak_live_bytes
     }
 
     /// Returns the peak of requested bytes that are live and not asleep.
+    #[must_use]
     pub const fn peak_awake_bytes(&self) -> u64 {
         self.peak_awake_bytes
     }
 
     /// Returns the most bytes that a device needs for what was requested, however they are laid out: the peak of live bytes that
     /// are awake, or what was awake at the request that the run failed at, together with it. Saturates.
+    #[must_use]
     pub const fn demand_bytes(&self) -> u64 {
         self.demand_bytes
     }
 
     /// Returns the place in the program that requested the memory of the op at an index, such as `forward
     /// (model.py:12), in aten::mm`, or `None` if the file does not contain it.
+    #[must_use]
     pub fn origin(&self, op_index: u64) -> Option<&str> {
         let stack = self.stack_of(op_index)?;
         Some(&self.recording.origins.texts[self.recording.origins.stacks[stack].origin as usize])
@@ -309,6 +328,7 @@ impl Trace {
 
     /// Returns the number of the stack that requested the memory of the op at an index, for [`frames`](Self::frames), or `None` if
     /// the file does not contain it. Ops with the same number have the same stack.
+    #[must_use]
     pub fn stack_of(&self, op_index: u64) -> Option<usize> {
         let number = *self.recording.origins.of_op.get(usize::try_from(op_index).ok()?)?;
         (number as usize).checked_sub(1)
@@ -316,12 +336,14 @@ impl Trace {
 
     /// Returns the frames of a stack, the innermost first. There are none if they are too many to be kept, or if there is no stack
     /// with this number.
+    #[must_use]
     pub fn frames(&self, stack: usize) -> impl ExactSizeIterator<Item = &str> {
         let frames = self.recording.origins.stacks.get(stack).map_or(&[][..], |stack| &stack.frames);
         frames.iter().map(|frame| &*self.recording.origins.texts[*frame as usize])
     }
 
     /// Returns a warning if the header and the ops disagree, for example because the file was cut short.
+    #[must_use]
     pub fn warning(&self) -> Option<String> {
         let disagree = |key: &str, header: Option<u64>, ops: u64| {
             header.filter(|&said| said != ops).map(|said| {

@@ -15,6 +15,7 @@ impl Trace {
     }
 
     /// Returns whether one of its places names a source file with its folder.
+    #[must_use]
     pub fn has_paths(&self) -> bool {
         self.recording.origins.texts.iter().any(|text| stripped(text).is_some())
     }

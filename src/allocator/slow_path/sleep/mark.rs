@@ -42,6 +42,7 @@ pub struct LeftAwake {
 
 impl LeftAwake {
     /// All of them.
+    #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.pinned_bytes + self.refused_bytes + self.range_bytes + self.registered_bytes
     }
