@@ -13,7 +13,8 @@ use crate::units::{DeviceAddr, StreamId};
 /// use gapless::allocator::DeviceAllocator;
 /// use gapless::driver::ModelDriver;
 /// use gapless::{Allocator, StreamId};
-/// ///
+/// use std::sync::Arc;
+///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let allocator: Arc<dyn DeviceAllocator> = Arc::new(Allocator::builder(Arc::new(ModelDriver::default())).build()?);
 /// let addr = allocator.alloc_raw(1 << 20, StreamId::DEFAULT)?;
