@@ -209,7 +209,7 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<Outcome, Failure> {
             None => match Device::for_trace(&trace) {
                 Ok(device) => device,
                 Err(error) => {
-                    outcome = bad(&error);
+                    outcome = bad(&format_args!("{error} (--capacity)"));
                     continue;
                 }
             },
@@ -278,10 +278,15 @@ struct Gpu {
 enum GpuError {
     #[error("{0}\nRun gapless doctor for details")]
     Open(#[from] OpenError),
-    #[error(transparent)]
+    #[error("{0}{option}", option = option_for(.0))]
     Ballast(#[from] BallastError),
     #[error(transparent)]
     Driver(#[from] DriverError),
+}
+
+/// The option that helps, for the end of the text.
+fn option_for(error: &BallastError) -> &'static str {
+    if matches!(error, BallastError::TooSmall { .. }) { " (--capacity)" } else { "" }
 }
 
 impl Gpu {

@@ -61,7 +61,7 @@ pub(super) struct AdviseArguments {
     device: Option<ByteSize>,
 
     /// Take the memory of this GPU, less a CUDA context: "RTX 4090", or as drivers print it, such as "A100-SXM4-80GB"
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = gpu)]
     gpu: Option<Gpu>,
 
     /// Replay just this policy, which may be given more than once: native, settings as in PYTORCH_CUDA_ALLOC_CONF such as
@@ -253,6 +253,10 @@ fn print(object: &impl serde::Serialize) -> io::Result<()> {
 /// Number of threads that replay at the same time.
 fn threads() -> NonZero<usize> {
     std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN).min(MOST_THREADS)
+}
+
+fn gpu(name: &str) -> Result<Gpu, String> {
+    name.parse().map_err(|error| format!("{error} (--device)"))
 }
 
 fn open(path: &Path, name: &str, device: Option<usize>, bars: Bars) -> Result<Trace, ReadError> {
