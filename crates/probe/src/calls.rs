@@ -320,13 +320,15 @@ mod tests {
     use std::path::Path;
 
     /// Functions that the driver calls, and that no capture is there for, or that have a question of their own.
-    const APART: [(&str, &str); 17] = [
+    const APART: [(&str, &str); 19] = [
         ("cuCtxGetCurrent", "the guard of every call"),
         ("cuCtxSetCurrent", "the guard of every call"),
         ("cuThreadExchangeStreamCaptureMode", "the guard of every call"),
         ("cuCtxGetDevice", "asked of the thread's context, which no capture is in"),
         ("cuCtxSynchronize", "capture_synchronize"),
         ("cuStreamWaitEvent", "capture_wait"),
+        ("cuStreamCreate", "in a sleep, which a capture forbids"),
+        ("cuStreamDestroy_v2", "when an allocator ends, after a wait for the device, which a capture forbids"),
         ("cuDevicePrimaryCtxRetain", "when a device is opened"),
         ("cuDevicePrimaryCtxRelease_v2", "when a device is closed"),
         ("cuMemGetAllocationGranularity", "when a device is opened"),
