@@ -4,6 +4,7 @@ use super::Allocator;
 use super::error::{AllocError, FreeError};
 use super::plain::PlainAllocator;
 use super::reports::Stats;
+use super::sealed::Sealed;
 use crate::driver::Driver;
 use crate::units::{DeviceAddr, StreamId};
 
@@ -25,7 +26,7 @@ use crate::units::{DeviceAddr, StreamId};
 /// ```
 ///
 /// Nobody else implements it: it may get methods in any release.
-pub trait DeviceAllocator: sealed::Sealed + Send + Sync {
+pub trait DeviceAllocator: Sealed + Send + Sync {
     /// Allocates `bytes` for work on `stream`, at a multiple of [`GRANULE`](super::GRANULE) bytes, for the caller to free.
     ///
     /// # Errors
@@ -51,12 +52,6 @@ pub trait DeviceAllocator: sealed::Sealed + Send + Sync {
     fn remaps(&self) -> bool;
 }
 
-mod sealed {
-    pub trait Sealed {}
-}
-
-impl<D: Driver> sealed::Sealed for Allocator<D> {}
-
 impl<D: Driver> DeviceAllocator for Allocator<D> {
     fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {
         Self::alloc_raw(self, bytes, stream)
@@ -78,8 +73,6 @@ impl<D: Driver> DeviceAllocator for Allocator<D> {
         true
     }
 }
-
-impl sealed::Sealed for PlainAllocator {}
 
 impl DeviceAllocator for PlainAllocator {
     fn alloc_raw(&self, bytes: u64, stream: StreamId) -> Result<DeviceAddr, AllocError> {

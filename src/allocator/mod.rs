@@ -41,6 +41,7 @@ mod registered;
 mod reports;
 mod request;
 mod rules;
+pub(crate) mod sealed;
 mod shared;
 mod sleep;
 mod slow_path;

@@ -6,10 +6,9 @@
 //! The feature `testing` adds what tests and replays take: the simulated devices [`model`] and [`host`], [`fault`], [`Intercepted`]
 //! and [`Counted`], [`DriverUsage`], and [`WorkDriver`], a driver with work that touches memory in stream order.
 //!
-//! Addresses are numbers and handles are tokens, and nothing here dereferences them. Their methods are safe to call, since most
-//! drivers look at what they get: those are [`CheckedDriver`]s. Others, as CUDA's, trust their caller, and opening one is
-//! `unsafe`: see [`CudaBuilder::open`](cuda::CudaBuilder::open). A driver that an allocator opened itself cannot be had from it
-//! by safe code.
+//! Addresses are numbers and handles are tokens, and nothing here dereferences them. The methods are safe to call, since most
+//! drivers look at what they get: those are [`CheckedDriver`]s. Others, as CUDA's, trust their caller, and to open one is
+//! `unsafe`: see [`CudaBuilder::open`](cuda::CudaBuilder::open). Safe code does not get such a driver from an allocator.
 //!
 //! Rules that every implementation enforces (the CUDA driver by error, by undefined behaviour or not at all, `model` by panic,
 //! `host` by error and real faults), and that the allocator keeps:

@@ -5,6 +5,7 @@
 //!
 //! Both `cust` and gapless use the device's primary context.
 
+use crate::allocator::sealed::Sealed;
 use crate::allocator::{AllocError, Allocator, FreeError};
 use crate::driver::Driver;
 use crate::units::{DeviceAddr, StreamId};
@@ -26,7 +27,7 @@ impl<T: DeviceCopy> From<DevicePointer<T>> for DeviceAddr {
 }
 
 /// The allocator's functions with the types of `cust`. Nobody else implements it: it may get methods in any release.
-pub trait CustAllocator: sealed::Sealed {
+pub trait CustAllocator: Sealed {
     /// Allocates memory for `count` values of type `T`, for use on `stream`. The memory is uninitialized: write the
     /// values before reading them.
     ///
@@ -48,12 +49,6 @@ pub trait CustAllocator: sealed::Sealed {
     /// Returns the errors of [`Allocator::record_stream`].
     fn record_pointer<T: DeviceCopy>(&self, pointer: DevicePointer<T>, stream: &Stream) -> Result<(), FreeError>;
 }
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-impl<D: Driver> sealed::Sealed for Allocator<D> {}
 
 impl<D: Driver> CustAllocator for Allocator<D> {
     fn alloc_pointer<T: DeviceCopy>(&self, count: usize, stream: &Stream) -> Result<DevicePointer<T>, AllocError> {

@@ -122,16 +122,6 @@ impl Books {
     }
 }
 
-/// Memory of the host with so many bytes, and the address of the first one.
-pub(super) fn host_memory(bytes: u64) -> Option<(Vec<u64>, u64)> {
-    let words = usize::try_from(bytes.div_ceil(8)).ok()?;
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(words).ok()?;
-    memory.resize(words, 0_u64);
-    let start = memory.as_mut_ptr().expose_provenance() as u64;
-    Some((memory, start))
-}
-
 impl Drop for Books {
     fn drop(&mut self) {
         for (addr, bytes) in self.ledger.reservations() {

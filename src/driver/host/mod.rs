@@ -18,6 +18,7 @@
 mod books;
 mod bytes;
 mod pages;
+mod pinned;
 mod queues;
 mod shared_files;
 mod sharing;
@@ -35,14 +36,14 @@ use super::{
 use crate::sync::Arc;
 use crate::sync::unseen::{Mutex, MutexGuard, RwLock};
 use crate::units::{ByteSize, DeviceAddr, GIB, MIB, StreamId};
-use books::{Books, SharedBooks, Work, host_memory};
+use books::{Books, SharedBooks, Work};
 use pages::Pages;
 use queues::{NoEvent, PushError, Queues};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use task::{HostSpan, Task};
+use task::Task;
 
 /// A simulated device with real memory behind it. See the module documentation.
 ///
@@ -197,21 +198,6 @@ impl HostDriver {
 
     fn work(&self, stream: StreamId, task: Task) -> DriverResult<()> {
         self.queue(DriverCall::Work, stream, |_| Ok(task))
-    }
-
-    /// Queues a copy from or to `offset` of memory of the host, which `task` makes of the range.
-    fn copy_beside(
-        &self,
-        call: DriverCall,
-        stream: StreamId,
-        (memory, offset, bytes): (HostMemory, u64, u64),
-        task: impl FnOnce(HostSpan) -> Task,
-    ) -> DriverResult<()> {
-        self.queue(call, stream, |books| {
-            let answer = books.ledger.check_host(memory, offset, bytes);
-            let start = books.enforce(call, answer)?;
-            Ok(task(HostSpan { memory, addr: start + offset, bytes }))
-        })
     }
 
     fn queue(
@@ -409,42 +395,15 @@ impl MemoryDriver for HostDriver {
     }
 
     fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
-        const CALL: DriverCall = DriverCall::HostAlloc;
-        let mut books = self.call(CALL);
-        let Some((memory, start)) = host_memory(bytes) else {
-            let text = format!("no {} of the host's memory", ByteSize(bytes));
-            return Err(DriverError::new(CALL, DriverErrorKind::OutOfMemory, text));
-        };
-        let name = books.ledger.host_alloc(bytes, start);
-        books.host_memory.insert(name, memory);
-        Ok(name)
+        self.alloc_pinned(bytes)
     }
 
     fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
-        let mut books = self.call(DriverCall::HostFree);
-        let in_use = books.in_flight.values().any(|work| work.task.uses(memory));
-        let answer = match in_use {
-            true => Err(Refusal::Misuse(format!("{memory:?} is freed while a copy is in flight"))),
-            false => books.check_not_shown(memory, false).and_then(|()| books.ledger.host_free(memory)),
-        };
-        books.enforce(DriverCall::HostFree, answer)?;
-        books.host_memory.remove(&memory);
-        Ok(())
+        self.free_pinned(memory)
     }
 
     fn host_read(&self, memory: HostMemory, offset: u64, bytes: u64, read: &mut dyn FnMut(&[u8])) -> DriverResult<()> {
-        let shown = {
-            let mut books = self.books.lock();
-            let is_written = books.in_flight.values().any(|work| work.task.writes(memory));
-            let answer = match is_written {
-                true => Err(Refusal::Misuse(format!("{memory:?} is read while a copy to it is in flight"))),
-                false => books.ledger.check_host(memory, offset, bytes),
-            };
-            self.show(&mut books, (memory, false), answer)?
-        };
-        // SAFETY: the range is within memory of the host, which is neither freed nor written to while it is shown.
-        read(unsafe { bytes::slice(shown.start + offset, bytes) });
-        Ok(())
+        self.read_pinned(memory, offset, bytes, read)
     }
 
     fn host_write(
@@ -454,57 +413,13 @@ impl MemoryDriver for HostDriver {
         bytes: u64,
         write: &mut dyn FnMut(&mut [u8]),
     ) -> DriverResult<()> {
-        let shown = {
-            let mut books = self.books.lock();
-            let is_used = books.in_flight.values().any(|work| work.task.uses(memory));
-            let answer = match is_used {
-                true => Err(Refusal::Misuse(format!("{memory:?} is written to while a copy is in flight"))),
-                false => books.ledger.check_host(memory, offset, bytes),
-            };
-            self.show(&mut books, (memory, true), answer)?
-        };
-        // SAFETY: the range is within memory of the host, which is neither freed nor used by anybody else while it is shown.
-        write(unsafe { bytes::slice_mut(shown.start + offset, bytes) });
-        Ok(())
+        self.write_pinned(memory, offset, bytes, write)
     }
 }
 
 // SAFETY: reservations hold nothing but device memory, and work is admitted where memory is mapped and stays so until it has run.
 // Memory of the host is found by its name; what is shown is neither freed nor used by anything else meanwhile.
 unsafe impl CheckedDriver for HostDriver {}
-
-/// Memory of the host that is shown to a caller, until this is dropped.
-struct Shown<'a> {
-    books: &'a SharedBooks,
-    entry: (HostMemory, bool),
-    /// Its first byte, in this process.
-    start: u64,
-}
-
-impl HostDriver {
-    /// Notes that memory is shown from now on, and whether to be changed, where `answer` found it.
-    fn show(
-        &self,
-        books: &mut Books,
-        entry: (HostMemory, bool),
-        answer: Result<u64, Refusal>,
-    ) -> DriverResult<Shown<'_>> {
-        let (memory, changes) = entry;
-        let answer = answer.and_then(|start| books.check_not_shown(memory, !changes).map(|()| start));
-        let start = books.enforce(DriverCall::HostAlloc, answer)?;
-        books.shown.push(entry);
-        Ok(Shown { books: &self.books, entry, start })
-    }
-}
-
-impl Drop for Shown<'_> {
-    fn drop(&mut self) {
-        let shown = &mut self.books.lock().shown;
-        if let Some(at) = shown.iter().position(|entry| *entry == self.entry) {
-            shown.swap_remove(at);
-        }
-    }
-}
 
 fn no_stream(call: DriverCall, stream: StreamId) -> DriverError {
     DriverError::new(call, DriverErrorKind::InvalidHandle, format!("there is no {stream:?}"))
@@ -531,14 +446,14 @@ mod tests {
     use std::time::Duration;
     use std::time::Instant;
 
-    const PAGE: u64 = 64 * KIB;
-    const MAIN: StreamId = StreamId::DEFAULT;
+    pub(super) const PAGE: u64 = 64 * KIB;
+    pub(super) const MAIN: StreamId = StreamId::DEFAULT;
 
-    fn host() -> HostDriver {
+    pub(super) fn host() -> HostDriver {
         HostDriver::new(HostConfig { granularity: PAGE, ..HostConfig::default() }).unwrap()
     }
 
-    fn mapped(driver: &HostDriver) -> DeviceAddr {
+    pub(super) fn mapped(driver: &HostDriver) -> DeviceAddr {
         let addr = driver.reserve(PAGE, PAGE).unwrap();
         let chunk = driver.create(PAGE).unwrap();
         driver.map(addr, PAGE, chunk).unwrap();
@@ -598,34 +513,6 @@ mod tests {
         driver.synchronize(MAIN).unwrap();
         driver.unmap(addr, PAGE).unwrap();
         assert_eq!((driver.take_violations(), driver.host_waits()), (Vec::new(), 1));
-    }
-
-    #[test]
-    fn memory_that_is_shown_is_left_alone() {
-        let driver = host();
-        let memory = driver.host_alloc(PAGE).unwrap();
-        let addr = mapped(&driver);
-        let refused = |count| assert_eq!(driver.take_violations().len(), count);
-        let mut looks = 0;
-        let look = &mut |_: &[u8]| {
-            driver.host_free(memory).unwrap_err();
-            driver.host_write(memory, 0, 8, &mut |_| unreachable!()).unwrap_err();
-            driver.copy_out(MAIN, memory, 0, addr, PAGE).unwrap_err();
-            refused(3);
-            driver.copy_in(MAIN, addr, memory, 0, PAGE).unwrap();
-            driver.host_read(memory, 0, 8, &mut |_| looks += 1).unwrap();
-        };
-        driver.host_read(memory, 0, PAGE, look).unwrap();
-        driver.synchronize(MAIN).unwrap();
-        let change = &mut |_: &mut [u8]| {
-            driver.host_free(memory).unwrap_err();
-            driver.host_read(memory, 0, 8, &mut |_| unreachable!()).unwrap_err();
-            driver.copy_in(MAIN, addr, memory, 0, PAGE).unwrap_err();
-            refused(3);
-        };
-        driver.host_write(memory, 0, PAGE, change).unwrap();
-        driver.host_free(memory).unwrap();
-        assert_eq!((looks, driver.take_violations()), (1, Vec::new()));
     }
 
     #[test]
