@@ -72,7 +72,10 @@
 
 #![cfg_attr(not(test), warn(missing_debug_implementations))]
 // What only `internals` makes public is not looked at: nobody but this project uses it.
-#![cfg_attr(not(feature = "internals"), warn(clippy::must_use_candidate, clippy::return_self_not_must_use))]
+#![cfg_attr(
+    not(feature = "internals"),
+    warn(clippy::missing_errors_doc, clippy::must_use_candidate, clippy::return_self_not_must_use)
+)]
 // The documentation is built with the feature: without it, these links lead nowhere.
 #![cfg_attr(not(feature = "testing"), allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links))]
 

@@ -43,7 +43,7 @@ impl Ears {
         let says = std::mem::take(&mut *answer.lock().unwrap());
         let (result, again) = match says {
             Answer::Yes => (Ok(()), Answer::Yes),
-            Answer::No => (Err(Refusal("not now".to_owned())), Answer::No),
+            Answer::No => (Err(Refusal::new("not now")), Answer::No),
             Answer::Panic => panic!("on purpose"),
         };
         *answer.lock().unwrap() = again;

@@ -58,8 +58,8 @@ fn views_in_use_are_not_removed_for_the_limit() {
 /// The number of mappings in the error of a request that the driver had no mapping for.
 fn out_of_mappings<T: std::fmt::Debug>(served: Result<T, AllocError>) -> usize {
     match served {
-        Err(AllocError::OutOfMappings { mappings, source }) => {
-            assert_eq!((source.call, source.kind), (DriverCall::SetAccess, DriverErrorKind::OutOfMemory));
+        Err(AllocError::OutOfMappings { mappings, cause }) => {
+            assert_eq!((cause.call, cause.kind), (DriverCall::SetAccess, DriverErrorKind::OutOfMemory));
             mappings
         }
         other => panic!("{other:?}"),
@@ -137,7 +137,7 @@ impl MapListener for Holder {
     }
 
     fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
-        Err(Refusal("not now".to_owned()))
+        Err(Refusal::new("not now"))
     }
 }
 

@@ -184,7 +184,7 @@ struct Refuses;
 
 impl gapless::allocator::MapListener for Refuses {
     fn on_map(&self, _: gapless::allocator::MappedRange) -> Result<(), gapless::allocator::Refusal> {
-        Err(gapless::allocator::Refusal("no".to_owned()))
+        Err(gapless::allocator::Refusal::new("no"))
     }
 
     fn before_unmap(&self, _: gapless::allocator::MappedRange) -> Result<(), gapless::allocator::Refusal> {

@@ -1,7 +1,7 @@
 //! Settings of the builder at the edges of their ranges.
 
 use gapless::Allocator;
-use gapless::allocator::{AllocError, BuildError, Builder, FreeError, StreamError};
+use gapless::allocator::{AllocError, BuildError, Builder, ChunkPolicy, FreeError, StreamError};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{GIB, KIB, MIB, StreamId, TIB};
 use std::sync::Arc;
@@ -48,6 +48,20 @@ fn slack_is_one_or_more() {
     assert_eq!(refused(builder().slack(0.999)), "slack");
     assert_eq!(refused(builder().slack(f64::NAN)), "slack");
     assert!(builder().slack(1.0).build().is_ok() && builder().slack(f64::INFINITY).build().is_ok());
+}
+
+#[test]
+fn a_chunk_and_the_mappings_are_not_nothing() {
+    assert_eq!(refused(builder().chunk_policy(ChunkPolicy::Fixed(0))), "chunk_policy");
+    assert_eq!(refused(builder().mapping_limit(0)), "mapping_limit");
+    assert!(builder().chunk_policy(ChunkPolicy::Fixed(1)).mapping_limit(1).build().is_ok());
+}
+
+#[test]
+fn a_first_region_is_no_larger_than_others() {
+    assert_eq!(refused(builder().region_bytes(64 * MIB).first_region_bytes(64 * MIB + 1)), "first_region_bytes");
+    assert!(builder().region_bytes(64 * MIB).first_region_bytes(64 * MIB).build().is_ok());
+    assert!(builder().first_region_bytes(u64::MAX).build().is_ok(), "beside the default, as much as there can be");
 }
 
 #[test]

@@ -109,14 +109,14 @@ impl<D: Driver> Builder<D> {
     /// Sets the bytes of addresses to reserve for the regions of the first stream, rounded up to a power of two. The first
     /// regions of later streams are smaller, so that there are addresses for thousands of them. A further region of a stream
     /// has at least twice the bytes of the one before, up to [`region_bytes`](Self::region_bytes), and a request that is larger
-    /// gets a region that it fits in. For allocators of which a process has many. Default: `region_bytes`, or four times the
-    /// budget or more.
+    /// gets a region that it fits in. For allocators of which a process has many. At most `region_bytes`, where that is set.
+    /// Default: `region_bytes`, or four times the budget or more.
     pub fn first_region_bytes(mut self, bytes: u64) -> Self {
         self.first_region_bytes = Some(bytes);
         self
     }
 
-    /// Sets the most mappings to keep, stale ones included. Default: 400,000; the driver's limit is about 520,000.
+    /// Sets the most mappings to keep, stale ones included, at least one. Default: 400,000; the driver's limit is about 520,000.
     pub fn mapping_limit(mut self, mappings: usize) -> Self {
         self.mapping_limit = mappings;
         self
@@ -189,13 +189,7 @@ impl<D: Driver> Builder<D> {
     /// setting that is out of range.
     pub fn build(self) -> Result<Allocator<D>, BuildError> {
         let page_bytes = self.driver.granularity();
-        let setting = |name, reason: &str| Err(BuildError::Setting { name, reason: reason.to_owned() });
-        if !page_bytes.is_power_of_two() || page_bytes < crate::heap::GRANULE {
-            return setting("granularity", "the driver's page size is not a power of two of at least 512 bytes");
-        }
-        if self.slack.is_nan() || self.slack < 1.0 {
-            return setting("slack", "it must be at least 1: reserved bytes cannot be below live bytes");
-        }
+        self.check_settings(page_bytes)?;
         let device = self.driver.memory_info();
         let device_bytes = device.as_ref().ok().map(|info| info.total);
         // A device that others have filled may be free later.
@@ -207,8 +201,8 @@ impl<D: Driver> Builder<D> {
             }
         };
         if most < page_bytes {
-            let (most, page) = (ByteSize(most), ByteSize(page_bytes));
-            return setting("budget", &format!("{most} is less than one page of {page}"));
+            let reason = format!("{} is less than one page of {}", ByteSize(most), ByteSize(page_bytes));
+            return Err(BuildError::Setting { name: "budget", reason });
         }
         let slot = |wanted: u64| {
             let bytes = wanted.clamp(SLOT_BYTES.0.min(page_bytes * 32), SLOT_BYTES.1).next_power_of_two();
@@ -238,6 +232,30 @@ impl<D: Driver> Builder<D> {
         let shared =
             Shared::new(self.driver, geometry, budget, self.listeners, self.host_budget, self.backup_directory);
         Ok(Allocator::assemble(shared))
+    }
+
+    /// Refuses the settings that no device can have.
+    fn check_settings(&self, page_bytes: u64) -> Result<(), BuildError> {
+        let setting = |name, reason: &str| Err(BuildError::Setting { name, reason: reason.to_owned() });
+        if !page_bytes.is_power_of_two() || page_bytes < crate::heap::GRANULE {
+            return setting("granularity", "the driver's page size is not a power of two of at least 512 bytes");
+        }
+        if self.slack.is_nan() || self.slack < 1.0 {
+            return setting("slack", "it must be at least 1: reserved bytes cannot be below live bytes");
+        }
+        if self.chunk_policy == ChunkPolicy::Fixed(0) {
+            return setting("chunk_policy", "a chunk has at least one byte, rounded up to whole pages");
+        }
+        if self.mapping_limit == 0 {
+            return setting("mapping_limit", "all memory is mapped: at least one mapping is needed");
+        }
+        if let (Some(first), Some(region)) = (self.first_region_bytes, self.region_bytes)
+            && first > region
+        {
+            let (first, region) = (ByteSize(first), ByteSize(region));
+            return setting("first_region_bytes", &format!("{first} is more than the {region} of a region"));
+        }
+        Ok(())
     }
 }
 

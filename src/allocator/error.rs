@@ -33,13 +33,13 @@ pub enum BuildError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The handle is not a stream of this device, or the driver failed otherwise when it was asked: see the kind of `source`.
-    #[error("{stream:?} {}: {source}", what_is_wrong(source))]
+    /// The handle is not a stream of this device, or the driver failed otherwise when it was asked: see the kind of `cause`.
+    #[error("{stream:?} {}: {cause}", what_is_wrong(cause))]
     Foreign {
         /// The stream.
         stream: StreamId,
         /// The driver's answer.
-        source: DriverError,
+        cause: DriverError,
     },
     /// The allocator has seen as many streams as it keeps.
     #[error("this allocator has seen {limit} streams; reuse streams rather than making new ones")]
@@ -80,13 +80,13 @@ pub enum AllocError {
     /// removed now. Try again when more work has completed, or after a capture.
     #[error(
         "the driver makes no more mappings: this allocator has {mappings}, and none that can be removed now; larger chunks \
-         need fewer ({source})"
+         need fewer ({cause})"
     )]
     OutOfMappings {
         /// Number of mappings that the allocator has.
         mappings: usize,
         /// The driver's answer.
-        source: DriverError,
+        cause: DriverError,
     },
     /// The alignment is not a power of two.
     #[error("an alignment of {alignment} is not a power of two")]
@@ -379,8 +379,8 @@ pub enum CloseError {
     Driver(#[from] DriverError),
 }
 
-fn what_is_wrong(source: &DriverError) -> &'static str {
-    match source.kind {
+fn what_is_wrong(cause: &DriverError) -> &'static str {
+    match cause.kind {
         DriverErrorKind::InvalidHandle => "is not a stream of this device",
         _ => "could not be looked up",
     }
@@ -421,9 +421,9 @@ mod tests {
             (DriverErrorKind::InvalidHandle, "is not a stream of this device"),
             (DriverErrorKind::Capturing, "could not be looked up"),
         ] {
-            let source = DriverError::new(DriverCall::Stream, kind, "the answer");
-            let text = StreamError::Foreign { stream, source: source.clone() }.to_string();
-            assert_eq!(text, format!("{stream:?} {expected}: {source}"));
+            let cause = DriverError::new(DriverCall::Stream, kind, "the answer");
+            let text = StreamError::Foreign { stream, cause: cause.clone() }.to_string();
+            assert_eq!(text, format!("{stream:?} {expected}: {cause}"));
         }
     }
 }

@@ -25,10 +25,16 @@ use std::time::Duration;
 /// The actions of an [`Intercepted`] driver around each call. With the feature `testing`.
 pub trait Hook: Send + Sync + 'static {
     /// Does the call by calling `run`, or fails it instead; returns what the caller gets.
+    ///
+    /// # Errors
+    /// That of `run`, or one that the hook makes up.
     fn around<T>(&self, call: DriverCall, run: impl FnOnce() -> DriverResult<T>) -> DriverResult<T>;
 
     /// As [`around`](Self::around), for the question which stream a handle stands for: it is asked at most calls of the allocator,
     /// so that those who count calls leave it alone.
+    ///
+    /// # Errors
+    /// As of [`around`](Self::around).
     fn identify(&self, run: impl FnOnce() -> DriverResult<StreamIdentity>) -> DriverResult<StreamIdentity> {
         run()
     }

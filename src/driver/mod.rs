@@ -134,6 +134,9 @@ pub enum StreamLifetime {
 }
 
 /// Virtual memory management of one device.
+///
+/// Where a call has an error for what its documentation rules out, [`ModelDriver`] panics in its place: in a test, it is a bug of
+/// the caller. With the feature `testing`.
 pub trait MemoryDriver: Send + Sync + 'static {
     /// Returns the page size in bytes, a power of two. It is the size of the smallest chunk, and every size and address
     /// below is a multiple of it. Constant over the driver's lifetime; makes no driver call.
@@ -164,6 +167,9 @@ pub trait MemoryDriver: Send + Sync + 'static {
     fn reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DeviceAddr>;
 
     /// Frees a whole reservation, exactly as [`reserve`](Self::reserve) returned it. Nothing may be mapped in it.
+    ///
+    /// # Errors
+    /// `InvalidValue` for anything but a whole reservation without mappings.
     fn address_free(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()>;
 
     /// Creates a chunk of `bytes` of physical memory. Its content is undefined.
@@ -174,6 +180,9 @@ pub trait MemoryDriver: Send + Sync + 'static {
 
     /// Releases a chunk's handle. Allowed while the chunk is mapped: the memory is freed once the last mapping is gone
     /// too. A handle is released once; using it afterwards is undefined behaviour on a real driver.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a handle that a driver which checks knows to be none. The memory stays with whoever has it.
     fn release(&self, chunk: ChunkHandle) -> DriverResult<()>;
 
     /// Maps the whole chunk, `bytes` long, at `addr`, inside one reservation, where nothing is mapped. The mapping
@@ -192,6 +201,9 @@ pub trait MemoryDriver: Send + Sync + 'static {
 
     /// Removes the mappings that tile `[addr, addr + bytes)` exactly, whole mappings without unmapped addresses between them.
     /// Does not wait: the caller makes sure that all work through them has completed before the call.
+    ///
+    /// # Errors
+    /// `InvalidValue` where whole mappings do not tile the range.
     fn unmap(&self, addr: DeviceAddr, bytes: u64) -> DriverResult<()>;
 
     /// Returns a descriptor of a chunk, which a process that it is sent to can import. It may be closed once it has been.
@@ -236,6 +248,9 @@ pub trait MemoryDriver: Send + Sync + 'static {
     }
 
     /// Frees memory of the host. No copy from or to it is queued any more.
+    ///
+    /// # Errors
+    /// `InvalidValue` for memory that is not of this driver, and `NotSupported` where the driver has none. It is not freed.
     fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
         let _ = memory;
         Err(no_copies(DriverCall::HostFree))
@@ -307,22 +322,41 @@ pub trait StreamDriver: Send + Sync + 'static {
     }
 
     /// Creates an event. Until it is recorded for the first time, it counts as complete.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the driver has no room for another event.
     fn event_create(&self) -> DriverResult<EventHandle>;
 
     /// Destroys an event. Allowed while it is pending.
+    ///
+    /// # Errors
+    /// `InvalidHandle` for an event that is not of this driver.
     fn event_destroy(&self, event: EventHandle) -> DriverResult<()>;
 
     /// Records `event` at the end of what is queued on `stream` now. An earlier recording is forgotten.
+    ///
+    /// # Errors
+    /// `InvalidHandle` for a stream or an event that is not of this driver.
     fn event_record(&self, event: EventHandle, stream: StreamId) -> DriverResult<()>;
 
     /// Returns true when all work before the event's last recording has completed.
+    ///
+    /// # Errors
+    /// `InvalidHandle` for an event that is not of this driver, `Capturing` while a capture forbids the question, and `DeviceLost`
+    /// where the work before it failed.
     fn event_query(&self, event: EventHandle) -> DriverResult<bool>;
 
     /// Blocks the calling thread until the event's last recording has completed.
+    ///
+    /// # Errors
+    /// Those of [`event_query`](Self::event_query).
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()>;
 
     /// Makes all work that is queued on `stream` after this call wait, on the device, for the event's last recording.
     /// The host does not wait.
+    ///
+    /// # Errors
+    /// Those of [`event_record`](Self::event_record).
     fn stream_wait(&self, stream: StreamId, event: EventHandle) -> DriverResult<()>;
 
     /// Creates a stream for copies between the device and the host, which nobody else knows.
@@ -334,6 +368,9 @@ pub trait StreamDriver: Send + Sync + 'static {
     }
 
     /// Waits for a stream of [`create_copy_stream`](Self::create_copy_stream) and destroys it.
+    ///
+    /// # Errors
+    /// `InvalidHandle` for another stream, and `NotSupported` where the driver makes no such copies.
     fn destroy_copy_stream(&self, stream: StreamId) -> DriverResult<()> {
         let _ = stream;
         Err(no_copies(DriverCall::Stream))
@@ -341,6 +378,9 @@ pub trait StreamDriver: Send + Sync + 'static {
 
     /// Queues a copy of `bytes` at `source`, on the device, to `offset` of memory of the host. The range on the device may consist
     /// of several mappings.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a range of either side that is not there whole, and `NotSupported` where the driver makes no such copies.
     fn copy_out(
         &self,
         stream: StreamId,
@@ -354,6 +394,9 @@ pub trait StreamDriver: Send + Sync + 'static {
     }
 
     /// Queues a copy of `bytes` at `offset` of memory of the host to `target`, on the device.
+    ///
+    /// # Errors
+    /// Those of [`copy_out`](Self::copy_out).
     fn copy_in(
         &self,
         stream: StreamId,

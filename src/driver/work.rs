@@ -36,31 +36,57 @@ impl std::fmt::Display for Mismatch {
 /// Work that touches memory, in stream order: what tests and replays use to catch a block that was reused, remapped or
 /// unmapped too early. Each call queues and returns; the work runs later. With the feature `testing`.
 ///
+/// A stream that is not of this driver is refused with `InvalidHandle`.
+///
 /// Drivers without bytes (`model`) check the ranges instead: mapped with access, and not unmapped while queued.
 pub trait WorkDriver: Driver {
     /// Creates a stream on this device.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the driver has no room for another stream.
     fn create_stream(&self) -> DriverResult<StreamId>;
 
     /// Waits for the stream's work and destroys it. The default stream cannot be destroyed.
+    ///
+    /// # Errors
+    /// `InvalidHandle` for the default stream.
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()>;
 
     /// Destroys a stream as its owner would: at once, while what is queued on it still runs.
+    ///
+    /// # Errors
+    /// Those of [`destroy_stream`](Self::destroy_stream).
     fn abandon_stream(&self, stream: StreamId) -> DriverResult<()>;
 
     /// Queues a write of [`pattern_byte`]`(seed, offset)` to every byte of `[addr, addr + bytes)`.
+    ///
+    /// # Errors
+    /// `InvalidValue` for a range that is not mapped with access, where the driver looks before the work runs.
     fn fill(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()>;
 
     /// Queues a check that the range holds what `fill` with this seed writes. What it finds is reported by
     /// [`take_mismatches`](Self::take_mismatches).
+    ///
+    /// # Errors
+    /// Those of [`fill`](Self::fill).
     fn verify(&self, stream: StreamId, addr: DeviceAddr, bytes: u64, seed: u64) -> DriverResult<()>;
 
     /// Queues a copy of `bytes` from `source` to `target`. The two ranges must not overlap.
+    ///
+    /// # Errors
+    /// Those of [`fill`](Self::fill), and `InvalidValue` for ranges that overlap.
     fn copy(&self, stream: StreamId, target: DeviceAddr, source: DeviceAddr, bytes: u64) -> DriverResult<()>;
 
     /// Queues work that keeps the stream busy for about this long (on `model`, one op for each microsecond).
+    ///
+    /// # Errors
+    /// Only that of a stream of another driver.
     fn delay(&self, stream: StreamId, duration: std::time::Duration) -> DriverResult<()>;
 
     /// Blocks the calling thread until everything queued on `stream` so far has completed.
+    ///
+    /// # Errors
+    /// Only that of a stream of another driver; `DeviceLost` for work that failed.
     fn synchronize(&self, stream: StreamId) -> DriverResult<()>;
 
     /// Returns the mismatches that completed checks have found since the last call.

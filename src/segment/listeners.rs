@@ -30,7 +30,14 @@ pub struct MappedRange {
 /// Why a listener refuses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Refusal(pub String);
+pub struct Refusal(String);
+
+impl Refusal {
+    /// A refusal with its reason, in words for whoever reads the error of the call that fails.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
 
 /// A callback asked for something that may wait for the call which the callback is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -74,8 +74,8 @@ impl From<&StreamError> for Cause {
     fn from(error: &StreamError) -> Self {
         match error {
             // A driver that is lost knows no stream, so that says nothing about the stream.
-            StreamError::Foreign { source, .. } if source.kind.is_sticky() => source.into(),
-            StreamError::Foreign { source, .. } => Self { code: source.code, ..Self::of(GAPLESS_KIND_FOREIGN_STREAM) },
+            StreamError::Foreign { cause, .. } if cause.kind.is_sticky() => cause.into(),
+            StreamError::Foreign { cause, .. } => Self { code: cause.code, ..Self::of(GAPLESS_KIND_FOREIGN_STREAM) },
             StreamError::TooMany { .. } => Self::of(GAPLESS_KIND_TOO_MANY_STREAMS),
             _ => Self::default(),
         }
@@ -95,7 +95,7 @@ impl From<&AllocError> for Cause {
             AllocError::CannotWait { .. } => Self::of(GAPLESS_KIND_CANNOT_WAIT),
             AllocError::Forked { .. } => Self::of(GAPLESS_KIND_FORKED),
             AllocError::InListener(error) => error.into(),
-            AllocError::Driver(error) | AllocError::OutOfMappings { source: error, .. } => error.into(),
+            AllocError::Driver(error) | AllocError::OutOfMappings { cause: error, .. } => error.into(),
             _ => Self::default(),
         }
     }
@@ -133,9 +133,9 @@ impl From<&OpenError> for Cause {
     fn from(error: &OpenError) -> Self {
         match error {
             OpenError::Load(LoadError::Init(error))
-            | OpenError::DeviceFull { error, .. }
-            | OpenError::Trial { error, .. }
-            | OpenError::NoAddresses { error, .. }
+            | OpenError::DeviceFull { cause: error, .. }
+            | OpenError::Trial { cause: error, .. }
+            | OpenError::NoAddresses { cause: error, .. }
             | OpenError::Driver(error) => error.into(),
             OpenError::NoVmm { .. } => Self::of(GAPLESS_KIND_NOT_SUPPORTED),
             _ => Self::default(),
@@ -166,7 +166,7 @@ mod tests {
         ] {
             for cause in [
                 Cause::from(&AllocError::Driver(driver(kind))),
-                Cause::from(&AllocError::OutOfMappings { mappings: 1, source: driver(kind) }),
+                Cause::from(&AllocError::OutOfMappings { mappings: 1, cause: driver(kind) }),
                 Cause::from(&BuildError::Driver(driver(kind))),
                 Cause::from(&CloseError::Driver(driver(kind))),
                 Cause::from(&OpenError::Driver(driver(kind))),
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_stream_of_a_lost_device_is_not_foreign() {
-        let foreign = |kind| StreamError::Foreign { stream: StreamId::DEFAULT, source: driver(kind) };
+        let foreign = |kind| StreamError::Foreign { stream: StreamId::DEFAULT, cause: driver(kind) };
         let cause = Cause::from(&FreeError::Stream(foreign(DriverErrorKind::InvalidHandle)));
         assert_eq!((cause.kind, cause.code), (GAPLESS_KIND_FOREIGN_STREAM, 400));
         let cause = Cause::from(&AllocError::Stream(foreign(DriverErrorKind::DeviceLost)));

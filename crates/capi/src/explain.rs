@@ -61,7 +61,7 @@ pub unsafe extern "C" fn gapless_explain_json(
 fn explain(path: &Path, options: &Options) -> Answer<Explanation> {
     let bad = |error: &dyn std::fmt::Display| Failure::argument(format!("{}: {error}", path.display()));
     let stop = |error| match error {
-        ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => bad(&error),
+        ReplayError::Settings(_) | ReplayError::Policy { cause: PolicyError::Limit(_), .. } => bad(&error),
         error => Failure::new(GAPLESS_ERROR_INTERNAL, format!("{}: {error}", path.display())),
     };
     let trace = Trace::open_device(path, options.snapshot_device).map_err(|error| bad(&error))?;

@@ -38,7 +38,7 @@ impl Callbacks {
         // SAFETY: callbacks may be called until the listener is removed (`gapless_add_map_listener`).
         match unsafe { callback(self.context, device, pointer, range.bytes) } {
             0 => Ok(()),
-            code => Err(Refusal(format!("its callback returned {code}"))),
+            code => Err(Refusal::new(format!("its callback returned {code}"))),
         }
     }
 }

@@ -79,9 +79,7 @@ fn run(path: &std::path::Path, options: &Options) -> Result<Vec<ReplayResult>, F
                 threads: NonZero::<usize>::MIN,
                 progress: None,
             };
-            let found = search.run().map_err(|error| named(&error))?;
-            result.min_capacity_bytes = Some(found.min_capacity_bytes);
-            result.safe_capacity_bytes = Some(found.safe_capacity_bytes);
+            result.search = Some(search.run().map_err(|error| named(&error))?);
         }
         results.push(result);
     }

@@ -226,7 +226,7 @@ impl From<Error> for Failure {
             Error::Open(error) => return error.into(),
             Error::Driver(error) => return error.into(),
             Error::Share(error) => return error.into(),
-            Error::Foreign { ref source, .. } => return Self::caused(GAPLESS_ERROR_STREAM, &error, source),
+            Error::Foreign { ref cause, .. } => return Self::caused(GAPLESS_ERROR_STREAM, &error, cause),
             Error::Capturing(_) => {
                 return Self { cause: Cause::of(GAPLESS_KIND_CANNOT_WAIT), ..Self::new(GAPLESS_ERROR_STREAM, error) };
             }

@@ -312,8 +312,7 @@ impl Job<'_> {
             if search {
                 bar.set_message(format!("{} · {policy} · smallest device", self.name()));
                 let found = self.search(policy, &bar).map_err(|error| self.failure(policy, &error))?;
-                result.min_capacity_bytes = Some(found.min_capacity_bytes);
-                result.safe_capacity_bytes = Some(found.safe_capacity_bytes);
+                result.search = Some(found);
             }
             if self.arguments.json {
                 let line = serde_json::to_string(&result).map_err(io::Error::from)?;
@@ -345,7 +344,7 @@ impl Job<'_> {
             as_recorded: false,
             not_replayed: None,
             oom_op: result.oom.as_ref().map(|oom| oom.op_index),
-            smallest_device_bytes: result.min_capacity_bytes.flatten(),
+            smallest_device_bytes: result.search.and_then(|found| found.min_capacity_bytes),
             driver_calls: result.driver_calls.total(),
             host_waits: result.host_waits,
         };
@@ -429,10 +428,10 @@ impl Job<'_> {
     fn failure(&self, policy: PolicyKind, error: &ReplayError) -> Failure {
         let text = format!("{} through {policy}: {error}", self.name());
         match error {
-            ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => {
+            ReplayError::Settings(_) | ReplayError::Policy { cause: PolicyError::Limit(_), .. } => {
                 Failure::BadArguments(text)
             }
-            ReplayError::Driver(_) | ReplayError::Policy { error: PolicyError::Driver(_), .. } => {
+            ReplayError::Driver(_) | ReplayError::Policy { cause: PolicyError::Driver(_), .. } => {
                 let hint = match self.arguments.driver {
                     DriverKind::Model => "",
                     DriverKind::Host => {

@@ -4,7 +4,7 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use gapless::ByteSize;
 use gapless_report::count::{count, grouped};
 use gapless_report::printable;
-use gapless_trace::{Phase, PhaseKind, ReplayResult};
+use gapless_trace::{Phase, PhaseKind, ReplayResult, SearchResult};
 use std::io::{self, Write};
 
 /// Writes a headline, the table, and the report of every replay that ran out of memory. All `results` belong to one
@@ -45,8 +45,8 @@ const ROWS: [(&str, CellOf); 10] = [
     ("outcome", outcome),
     ("peak live", |result| ByteSize(result.peak_live_bytes).to_string()),
     ("peak reserved", |result| of_peak(result, result.peak_reserved_bytes)),
-    ("smallest device", |result| capacity(result, result.min_capacity_bytes)),
-    ("safe from this size up", |result| capacity(result, result.safe_capacity_bytes)),
+    ("smallest device", |result| capacity(result, |found| found.min_capacity_bytes)),
+    ("safe from this size up", |result| capacity(result, |found| found.safe_capacity_bytes)),
     ("driver calls", |result| grouped(result.driver_calls.total())),
     ("calls in a later step", later_step),
     ("modelled driver time", |result| result.modelled_driver_seconds.map_or_else(|| DASH.into(), seconds)),
@@ -112,8 +112,8 @@ fn of_peak(result: &ReplayResult, bytes: u64) -> String {
     format!("{} ({ratio:.3} x)", ByteSize(bytes))
 }
 
-fn capacity(result: &ReplayResult, found: Option<Option<u64>>) -> String {
-    match found {
+fn capacity(result: &ReplayResult, of: fn(SearchResult) -> Option<u64>) -> String {
+    match result.search.map(of) {
         None => DASH.into(),
         Some(None) => "none found".into(),
         Some(Some(bytes)) => of_peak(result, bytes),

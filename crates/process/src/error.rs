@@ -56,7 +56,7 @@ pub enum Error {
     DeviceInUse(u32),
     /// A configuration that does not parse.
     #[error("GAPLESS_CONF: {0}")]
-    Conf(#[source] ConfError),
+    Conf(ConfError),
     /// A configuration that comes after the first device was used.
     #[error("an allocator is in use already: configure before the first use")]
     Configured,
@@ -64,14 +64,14 @@ pub enum Error {
     #[error("a budget of {0} of the device: give a fraction above 0 and at most 1")]
     Fraction(f64),
     /// A stream of another device, or none at all, that memory cannot be recorded on.
-    #[error("memory of device {ordinal} cannot be recorded on {stream:?}: {source}")]
+    #[error("memory of device {ordinal} cannot be recorded on {stream:?}: {cause}")]
     Foreign {
         /// The device of the memory.
         ordinal: u32,
         /// The stream.
         stream: StreamId,
         /// The reason that its allocator gives.
-        source: StreamError,
+        cause: StreamError,
     },
     /// A recording has been started and not stopped since.
     #[error("this allocator is being recorded already; stop that recording first")]
@@ -80,12 +80,12 @@ pub enum Error {
     #[error("nothing is being recorded")]
     NotRecording,
     /// A file of a recording could not be made.
-    #[error("cannot record into {path}: {source}", path = path.display())]
+    #[error("cannot record into {path}: {cause}", path = path.display())]
     Record {
         /// The file.
         path: PathBuf,
         /// The system's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A recording could not be completed.
     #[error(transparent)]

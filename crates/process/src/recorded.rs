@@ -210,7 +210,7 @@ impl<D: DeviceDriver> Recorded<D> {
         if recorder.is_some() {
             return Err(Error::Recording);
         }
-        let named = |source| Error::Record { path: path.to_owned(), source };
+        let named = |cause| Error::Record { path: path.to_owned(), cause };
         let file = BufWriter::new(recording_file::open(path).map_err(named)?);
         let gzip = path.extension().is_some_and(|ending| ending == "gz");
         let driver = driver_of(&self.allocator);

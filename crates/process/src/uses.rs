@@ -35,10 +35,10 @@ impl<D: DeviceDriver> Process<D> {
                 }
                 Ok(())
             }
-            Err(FreeError::Stream(StreamError::Foreign { source, .. }))
-                if source.kind == DriverErrorKind::InvalidHandle && !is_default(stream) =>
+            Err(FreeError::Stream(StreamError::Foreign { cause, .. }))
+                if cause.kind == DriverErrorKind::InvalidHandle && !is_default(stream) =>
             {
-                self.record_foreign(device, addr, stream, lives, source)
+                self.record_foreign(device, addr, stream, lives, cause)
             }
             own => Ok(own?),
         }
@@ -69,7 +69,7 @@ impl<D: DeviceDriver> Process<D> {
         Ok(device.foreign.record(addr, user, its, stream, lives).map_err(FreeError::from)?)
     }
 
-    /// Records a stream that is none of this device, as `source` says.
+    /// Records a stream that is none of this device, as `cause` says.
     #[cold]
     fn record_foreign(
         &self,
@@ -77,23 +77,23 @@ impl<D: DeviceDriver> Process<D> {
         addr: DeviceAddr,
         stream: StreamId,
         lives: StreamLives,
-        source: DriverError,
+        cause: DriverError,
     ) -> Result<(), Error> {
         let allocator = device.allocator_of(addr).unwrap_or_else(|| device.main.allocator.clone());
         allocator.expect_live(addr)?;
         let ordinal = device.ordinal;
-        let refused = |source: StreamError| Error::Foreign { ordinal, stream, source };
-        let source = match driver_of(&device.main.allocator).device_of_stream(stream) {
+        let refused = |cause: StreamError| Error::Foreign { ordinal, stream, cause };
+        let cause = match driver_of(&device.main.allocator).device_of_stream(stream) {
             Ok(other) if other != ordinal => {
                 let user = self.device(other)?;
                 let its = &user.main.allocator;
                 return device.foreign.record(addr, other, its, stream, lives).map_err(refused);
             }
             // A stream of another context of the same device.
-            Ok(_) => source,
+            Ok(_) => cause,
             Err(error) => error,
         };
-        Err(refused(StreamError::Foreign { stream, source }))
+        Err(refused(StreamError::Foreign { stream, cause }))
     }
 
     /// Frees an allocation whose last use was on `stream`, where a default stream's handle means that of this device. Where the

@@ -67,15 +67,15 @@ fn a_stream_that_cannot_be_identified() {
         process.record_stream(device, addr, stream, StreamLives::Unknown)
     };
     match record(stream, DriverErrorKind::Other) {
-        Err(Error::Free(FreeError::Stream(StreamError::Foreign { source, .. }))) => {
-            assert_eq!(source.kind, DriverErrorKind::Other);
+        Err(Error::Free(FreeError::Stream(StreamError::Foreign { cause, .. }))) => {
+            assert_eq!(cause.kind, DriverErrorKind::Other);
         }
         other => panic!("{other:?}"),
     }
     // As of a stream of another context of the same device: it is no other device's.
     match record(stream, DriverErrorKind::InvalidHandle) {
-        Err(Error::Foreign { ordinal: 0, source: StreamError::Foreign { source, .. }, .. }) => {
-            assert_eq!(source.text, "refused by the test");
+        Err(Error::Foreign { ordinal: 0, cause: StreamError::Foreign { cause, .. }, .. }) => {
+            assert_eq!(cause.text, "refused by the test");
         }
         other => panic!("{other:?}"),
     }

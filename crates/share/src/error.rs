@@ -19,7 +19,7 @@ pub enum ShareError {
     Gone,
     /// The process that shared the block has ended, or shares nothing any more.
     #[error("the process that shared the block has ended: {0}")]
-    ExporterGone(#[source] io::Error),
+    ExporterGone(io::Error),
     /// The process that shared the block lives, as far as can be known, and has not answered in the time that there was.
     #[error(
         "the process that shared the block has not answered for {waited:.1?}: it is stopped, or very busy; try again"
@@ -97,17 +97,17 @@ pub enum ShareError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// The system refused.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     System {
         /// The words for what was tried.
         what: &'static str,
         /// The system's error.
-        source: io::Error,
+        cause: io::Error,
     },
 }
 
 impl ShareError {
     pub(crate) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
-        move |errno| Self::System { what, source: errno.into() }
+        move |errno| Self::System { what, cause: errno.into() }
     }
 }

@@ -200,11 +200,11 @@ impl<D: Driver + 'static> Exporter<D> {
         let (orders, received) = channel();
         let wake = eventfd(0, EventfdFlags::CLOEXEC.union(EventfdFlags::NONBLOCK));
         let thread = wake.map_err(ShareError::system("an eventfd")).and_then(|wake| {
-            let woken = wake.try_clone().map_err(|source| ShareError::System { what: "an eventfd", source })?;
+            let woken = wake.try_clone().map_err(|cause| ShareError::System { what: "an eventfd", cause })?;
             let (offers, holders) = (Arc::clone(&self.offers), Arc::clone(&self.holders));
             let server = Server::new(listener, woken, received, offers, self.exposes, holders);
             let thread = std::thread::Builder::new().name("gapless-share".to_owned()).spawn(|| server.run());
-            Ok((wake, thread.map_err(|source| ShareError::System { what: "the thread of the socket", source })?))
+            Ok((wake, thread.map_err(|cause| ShareError::System { what: "the thread of the socket", cause })?))
         });
         match thread {
             Ok((wake, thread)) => Ok(Started { name, socket, orders, wake, thread }),

@@ -14,6 +14,31 @@
 //!   the pin goes ◀── Close, or the end of the connection ─ unmaps, releases
 //! ```
 //!
+//! Both ends, here in one process and on a simulated device:
+//!
+//! ```
+//! use gapless::driver::HostDriver;
+//! use gapless::{Allocator, StreamId};
+//! use gapless_share::{Exporter, Handle, Importer};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let allocator = Allocator::builder(Arc::new(HostDriver::new(Default::default())?)).build()?;
+//! let block = allocator.alloc(32 << 20, StreamId::DEFAULT)?;
+//! let exporter = Exporter::new();
+//! let bytes = exporter.export(&allocator, block.addr())?.to_bytes();
+//!
+//! // The bytes travel; the other process has an allocator of its own.
+//! let importer = Importer::beside(&allocator);
+//! let shared = importer.open(&Handle::from_bytes(&bytes)?)?;
+//! assert_eq!(shared.bytes(), 32 << 20);
+//!
+//! drop(shared);
+//! exporter.end();
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! - S1  a block is pinned as long as a connection has it open: what another process sees stays that block's memory.
 //! - S2  a token names one live block: once that is freed, opening it is an error.
 //! - S3  a chunk is imported while a mapping of this process uses it, and once. What closed blocks keep mapped
@@ -30,7 +55,7 @@
 //! Limits: one host, one user, and a folder that both processes see ([`FOLDER`]).
 
 #![cfg_attr(not(test), warn(missing_debug_implementations))]
-#![warn(clippy::must_use_candidate, clippy::return_self_not_must_use)]
+#![warn(clippy::missing_errors_doc, clippy::must_use_candidate, clippy::return_self_not_must_use)]
 
 mod connection;
 mod error;

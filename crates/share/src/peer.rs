@@ -30,7 +30,7 @@ impl Peer {
             )
         };
         if failed != 0 {
-            return Err(ShareError::System { what: "the user of a socket", source: io::Error::last_os_error() });
+            return Err(ShareError::System { what: "the user of a socket", cause: io::Error::last_os_error() });
         }
         Ok(Self { user: found.uid, process: u32::try_from(found.pid).ok().and_then(NonZeroU32::new) })
     }

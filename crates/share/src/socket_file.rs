@@ -73,7 +73,7 @@ impl SocketFile {
 /// Makes a socket that listens, under a name of its beginning first.
 fn appear(path: &Path) -> Result<((u64, u64), OwnedFd), ShareError> {
     let beginning = path.with_extension("new");
-    let failed = |source| ShareError::System { what: "the file of the socket for other processes", source };
+    let failed = |cause| ShareError::System { what: "the file of the socket for other processes", cause };
     for _ in 0..TRIES {
         let listener = sockets::listening(&beginning)?;
         let named = identity(&beginning).and_then(|found| std::fs::rename(&beginning, path).map(|()| found));

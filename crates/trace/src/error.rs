@@ -18,14 +18,7 @@ impl fmt::Display for ReadError {
     }
 }
 
-impl std::error::Error for ReadError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.kind {
-            ReadErrorKind::Io(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+impl std::error::Error for ReadError {}
 
 /// The reason for a [`ReadError`]. Texts from the file are cut to `EXCERPT_CHARS` characters.
 #[derive(Debug, thiserror::Error)]

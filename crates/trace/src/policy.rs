@@ -243,7 +243,7 @@ impl<D: Driver> Policy for Allocator<D> {
     fn keep_streams(&mut self, streams: &[StreamId]) -> Result<(), PolicyError> {
         let keep = |stream: &StreamId| self.keep_stream(*stream);
         streams.iter().try_for_each(keep).map_err(|error| match error {
-            StreamError::Foreign { source, .. } => PolicyError::Driver(source),
+            StreamError::Foreign { cause, .. } => PolicyError::Driver(cause),
             other => PolicyError::Limit(other.to_string()),
         })
     }

@@ -18,6 +18,7 @@ use crate::meter::{Clock, Meter, processor_time};
 use crate::policy::{GaplessSettings, PhaseBytes, Policy, PolicyError, PolicyKind};
 use crate::pooled::PooledGapless;
 use crate::replay_error::ReplayError;
+use crate::search::SearchResult;
 use crate::tagged::Tagged;
 use crate::work::{Touch, Worker};
 use crate::{Content, Device, Metered, Op, PrivatePool, Tags, Trace};
@@ -136,13 +137,9 @@ pub struct ReplayResult {
     pub peak_awake_bytes: u64,
     /// Peak of the device memory that the policy held, in bytes.
     pub peak_reserved_bytes: u64,
-    /// Smallest device on which the replay survives, in bytes: absent unless searched for, null if none was found.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_capacity_bytes: Option<Option<u64>>,
-    /// Smallest device such that the replay survives on it and on all larger ones that were tried, in bytes: absent
-    /// unless searched for, null if none was found.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub safe_capacity_bytes: Option<Option<u64>>,
+    /// The smallest devices, where they were searched for: serialized, fields of this object, absent unless searched for.
+    #[serde(flatten)]
+    pub search: Option<SearchResult>,
     /// The request that ended the replay early, if any.
     pub oom: Option<OutOfMemoryAt>,
     /// Driver calls by kind. Serialized, only the kinds that [`DriverCalls::total`] adds up, and `total`.
@@ -424,8 +421,7 @@ fn run<D: ReplayDriver, P: Policy>(
         peak_live_bytes: trace.peak_live_bytes(),
         peak_awake_bytes: trace.peak_awake_bytes(),
         peak_reserved_bytes: stats.peak_reserved_bytes,
-        min_capacity_bytes: None,
-        safe_capacity_bytes: None,
+        search: None,
         oom,
         driver_calls,
         steps: calls_per_step.len() as u64,
@@ -496,7 +492,7 @@ pub(crate) fn pool_streams(trace: &Trace, streams: &[StreamId]) -> Vec<Vec<Strea
 }
 
 const fn failed(op_index: u64, error: PolicyError) -> ReplayError {
-    ReplayError::Policy { op_index, error }
+    ReplayError::Policy { op_index, cause: error }
 }
 
 /// Measures a stretch of one thread.

@@ -12,13 +12,12 @@ pub enum ReplayError {
     #[error(transparent)]
     Settings(#[from] BuildError),
     /// The policy failed for another reason than a lack of memory.
-    #[error("op {op_index}: {error}")]
+    #[error("op {op_index}: {cause}")]
     Policy {
         /// Index of the op, counted from 0, including marks.
         op_index: u64,
         /// The policy's error.
-        #[source]
-        error: PolicyError,
+        cause: PolicyError,
     },
     /// A driver call made by the replay itself failed.
     #[error(transparent)]

@@ -54,7 +54,7 @@ impl fmt::Debug for Search<'_> {
 }
 
 /// The result of a search: sizes in bytes, in whole pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct SearchResult {
     /// The smallest device that survives; with one page less, the replay failed. `None` if no device of up to

@@ -170,7 +170,7 @@ fn expandable_segments_cannot_sleep() {
         progress: None,
     };
     let error = replay(&trace, Arc::new(device.model()), &options).unwrap_err();
-    assert!(matches!(error, ReplayError::Policy { op_index: 1, error: PolicyError::Limit(_) }), "{error}");
+    assert!(matches!(error, ReplayError::Policy { op_index: 1, cause: PolicyError::Limit(_) }), "{error}");
 }
 
 /// Where the second segment cannot be copied, nothing is asleep, and the first one's backup is given back.

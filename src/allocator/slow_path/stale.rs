@@ -98,7 +98,7 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn mapping_error(&self, error: DriverError) -> AllocError {
         match error.kind {
             DriverErrorKind::OutOfMemory => {
-                AllocError::OutOfMappings { mappings: self.mapper.mappings(), source: error }
+                AllocError::OutOfMappings { mappings: self.mapper.mappings(), cause: error }
             }
             _ => error.into(),
         }

@@ -107,7 +107,7 @@ impl<D: Driver> Streams<D> {
         let (key, number) = match self.ask(handle) {
             Ok(identity) => (identity.key, Some(identity.number)),
             // A driver that does not tell during a capture. Whichever stream it is, its handle is not used again.
-            Err(StreamError::Foreign { source, .. }) if source.kind == DriverErrorKind::Capturing => (handle, None),
+            Err(StreamError::Foreign { cause, .. }) if cause.kind == DriverErrorKind::Capturing => (handle, None),
             Err(_) => return Ok(()),
         };
         let mut over = self.known.over.lock();
@@ -128,7 +128,7 @@ impl<D: Driver> Streams<D> {
     fn identify(&self, handle: StreamId) -> Result<&Stream, StreamError> {
         let identity = match self.ask(handle) {
             Ok(identity) => identity,
-            Err(StreamError::Foreign { source, .. }) if source.kind == DriverErrorKind::Capturing => {
+            Err(StreamError::Foreign { cause, .. }) if cause.kind == DriverErrorKind::Capturing => {
                 // A driver that does not tell during a capture: it is the stream that was known before.
                 if let Some(stream) = self.find(handle) {
                     return Ok(stream);
@@ -150,7 +150,7 @@ impl<D: Driver> Streams<D> {
     }
 
     fn ask(&self, handle: StreamId) -> Result<StreamIdentity, StreamError> {
-        self.driver.inner().identify(handle).map_err(|source| StreamError::Foreign { stream: handle, source })
+        self.driver.inner().identify(handle).map_err(|cause| StreamError::Foreign { stream: handle, cause })
     }
 
     /// Binds the key to an entry for the stream. The one that it was bound to is over: its handle means another stream now.
@@ -161,7 +161,7 @@ impl<D: Driver> Streams<D> {
         if let Some(stream) = before.filter(|stream| stream.has_number(identity.number)) {
             return Ok(stream);
         }
-        self.driver.check_stream(handle).map_err(|source| StreamError::Foreign { stream: handle, source })?;
+        self.driver.check_stream(handle).map_err(|cause| StreamError::Foreign { stream: handle, cause })?;
         let full = StreamError::TooMany { limit: STREAM_LIMIT };
         let Some(binding) = self.known.by_key.find_or_add(identity.key, Binding::default) else { return Err(full) };
         if let Some(before) = before {
@@ -265,7 +265,7 @@ mod tests {
             let streams = &allocator.inner.shared.streams;
             match streams.find_or_add(stream) {
                 Ok(found) => assert!(known && found.index == StreamIndex(0)),
-                Err(StreamError::Foreign { source, .. }) => assert!(!known && source.kind == kind),
+                Err(StreamError::Foreign { cause, .. }) => assert!(!known && cause.kind == kind),
                 Err(error) => panic!("{error}"),
             }
             assert_eq!(streams.iter().count(), 1);

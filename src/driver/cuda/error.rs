@@ -153,7 +153,7 @@ pub enum OpenError {
     },
     /// The device says that it has virtual memory management, and a call of the trial at opening failed nevertheless.
     #[error(
-        "device {ordinal} ({name}) failed the trial of virtual memory management at opening: {error}. Look for Xid errors \
+        "device {ordinal} ({name}) failed the trial of virtual memory management at opening: {cause}. Look for Xid errors \
          in the kernel's log, and update the driver"
     )]
     Trial {
@@ -162,11 +162,11 @@ pub enum OpenError {
         /// Its name.
         name: String,
         /// The driver call that failed, and why.
-        error: DriverError,
+        cause: DriverError,
     },
     /// The trial at opening could not reserve addresses, which are the process's and not the device's.
     #[error(
-        "no {needed} of addresses could be reserved for the trial of device {ordinal} at opening: {error}. Look for a \
+        "no {needed} of addresses could be reserved for the trial of device {ordinal} at opening: {cause}. Look for a \
          limit of this process's addresses (ulimit -v)"
     )]
     NoAddresses {
@@ -175,7 +175,7 @@ pub enum OpenError {
         /// The number of bytes that the trial needs.
         needed: ByteSize,
         /// The driver call that failed, and why.
-        error: DriverError,
+        cause: DriverError,
     },
     /// A peer was requested that cannot access the device's memory.
     #[error("device {peer} cannot access memory of device {ordinal}: leave it out of the peers, or use one that can")]
@@ -186,14 +186,14 @@ pub enum OpenError {
         peer: u32,
     },
     /// The trial at opening ran out of memory: other processes hold it.
-    #[error("device {ordinal} has no {needed} free for the trial at opening; other processes hold its memory: {error}")]
+    #[error("device {ordinal} has no {needed} free for the trial at opening; other processes hold its memory: {cause}")]
     DeviceFull {
         /// The device.
         ordinal: u32,
         /// The number of bytes that the check needs.
         needed: ByteSize,
         /// The driver call that failed, and why.
-        error: DriverError,
+        cause: DriverError,
     },
     /// A driver call failed.
     #[error(transparent)]

@@ -62,9 +62,9 @@ fn failed(info: &DeviceInfo, needed: u64, error: DriverError) -> OpenError {
         DriverErrorKind::NotSupported => {
             OpenError::NoVmm { ordinal, name, reason: format!("the trial at opening: {error}").into() }
         }
-        _ if error.call == DriverCall::Reserve => OpenError::NoAddresses { ordinal, needed, error },
-        DriverErrorKind::OutOfMemory => OpenError::DeviceFull { ordinal, needed, error },
-        _ => OpenError::Trial { ordinal, name, error },
+        _ if error.call == DriverCall::Reserve => OpenError::NoAddresses { ordinal, needed, cause: error },
+        DriverErrorKind::OutOfMemory => OpenError::DeviceFull { ordinal, needed, cause: error },
+        _ => OpenError::Trial { ordinal, name, cause: error },
     }
 }
 

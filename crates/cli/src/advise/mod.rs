@@ -221,7 +221,7 @@ fn one(arguments: &AdviseArguments, path: &Path, work: &Work<'_>) -> Result<(Tra
     let settings = settings(arguments, &trace, &device);
     let stop = |error| match error {
         // The device is smaller than a page, or the trace has too many streams for an allocator.
-        ReplayError::Settings(_) | ReplayError::Policy { error: PolicyError::Limit(_), .. } => bad(&error),
+        ReplayError::Settings(_) | ReplayError::Policy { cause: PolicyError::Limit(_), .. } => bad(&error),
         error => Stop::Failed(Failure::Internal(format!("{name}: {error}"))),
     };
     let mut options = AdviceOptions { device, settings, threads: work.threads, progress: None, known: work.known };

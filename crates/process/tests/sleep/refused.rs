@@ -109,7 +109,7 @@ impl MapListener for Holds {
     }
 
     fn before_unmap(&self, _: MappedRange) -> Result<(), Refusal> {
-        Err(Refusal("the test holds it".to_owned()))
+        Err(Refusal::new("the test holds it"))
     }
 }
 

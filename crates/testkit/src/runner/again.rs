@@ -32,10 +32,10 @@ impl<D: Device> Runner<D> {
             Err(AllocAgainError::Asleep { .. }) if self.allocator().stats().asleep_bytes > 0 => {}
             Err(error) => {
                 let cause = match &error {
-                    AllocAgainError::Alloc(
-                        AllocError::Driver(cause) | AllocError::OutOfMappings { source: cause, .. },
-                    ) => cause,
-                    AllocAgainError::Alloc(AllocError::Stream(StreamError::Foreign { source, .. })) => source,
+                    AllocAgainError::Alloc(AllocError::Driver(cause) | AllocError::OutOfMappings { cause, .. }) => {
+                        cause
+                    }
+                    AllocAgainError::Alloc(AllocError::Stream(StreamError::Foreign { cause, .. })) => cause,
                     other => panic!("alloc_again returned {other}"),
                 };
                 self.expect_injected(cause);

@@ -164,8 +164,8 @@ impl<D: Device> Runner<D> {
                 }
                 true
             }
-            Err(FreeError::Stream(StreamError::Foreign { source, .. })) => {
-                self.expect_injected(&source);
+            Err(FreeError::Stream(StreamError::Foreign { cause, .. })) => {
+                self.expect_injected(&cause);
                 false
             }
             Err(other) => panic!("record_stream returned {other}"),

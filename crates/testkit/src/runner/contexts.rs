@@ -47,7 +47,7 @@ impl<D: Device> Runner<D> {
 
     pub(crate) fn expect_displaced(&self, result: Result<(), AllocError>) {
         match result {
-            Err(AllocError::Stream(StreamError::Foreign { source, .. })) => self.expect_displacement(&source),
+            Err(AllocError::Stream(StreamError::Foreign { cause, .. })) => self.expect_displacement(&cause),
             // What is wrong besides may be said first.
             Err(AllocError::TooLarge { .. }) => {}
             other => panic!("a stream of another context was handed in: {other:?}"),
@@ -56,7 +56,7 @@ impl<D: Device> Runner<D> {
 
     pub(crate) fn expect_record_refused(&self, result: &Result<(), FreeError>) {
         match result {
-            Err(FreeError::Stream(StreamError::Foreign { source, .. })) => self.expect_displacement(source),
+            Err(FreeError::Stream(StreamError::Foreign { cause, .. })) => self.expect_displacement(cause),
             other => panic!("a stream of another context was recorded: {other:?}"),
         }
     }

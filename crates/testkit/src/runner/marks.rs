@@ -40,8 +40,8 @@ impl<D: Device> Runner<D> {
             Ok(watched) => {
                 self.instance_mut().marks.push(Mark { mark: watched.mark(), before });
             }
-            Err(StreamError::Foreign { source, .. }) => {
-                self.expect_refused(stream, &source);
+            Err(StreamError::Foreign { cause, .. }) => {
+                self.expect_refused(stream, &cause);
                 self.driver.inner().event_destroy(before).expect("an event of the device");
             }
             Err(other) => panic!("watch_stream returned {other}"),
@@ -89,11 +89,11 @@ impl<D: Device> Runner<D> {
                         other => other,
                     }
                 }
-                Err(StreamError::Foreign { source, .. }) if self.is_displaced(*stream) => {
-                    self.expect_displacement(&source);
+                Err(StreamError::Foreign { cause, .. }) if self.is_displaced(*stream) => {
+                    self.expect_displacement(&cause);
                     return false;
                 }
-                Err(StreamError::Foreign { source, .. }) => Err(source),
+                Err(StreamError::Foreign { cause, .. }) => Err(cause),
                 Err(other) => panic!("watch_stream returned {other}"),
             };
             match waited {

@@ -34,8 +34,8 @@ impl<D: Device> Runner<D> {
                 };
                 match result.expect_err("freed before") {
                     FreeError::NotAllocated { .. } => self.instance_mut().oracle.refused_frees += 1,
-                    FreeError::Stream(StreamError::Foreign { source, .. }) => {
-                        self.expect_refused(self.stream(0), &source);
+                    FreeError::Stream(StreamError::Foreign { cause, .. }) => {
+                        self.expect_refused(self.stream(0), &cause);
                     }
                     other => panic!("freed before: {other}"),
                 }

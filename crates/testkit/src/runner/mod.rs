@@ -475,8 +475,8 @@ impl<D: Device> Runner<D> {
             AllocError::Driver(error) if !struck && self.is_out_of_addresses(error) => {
                 self.summary.out_of_addresses += 1
             }
-            AllocError::Driver(error) | AllocError::OutOfMappings { source: error, .. } => self.expect_injected(error),
-            AllocError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(source),
+            AllocError::Driver(error) | AllocError::OutOfMappings { cause: error, .. } => self.expect_injected(error),
+            AllocError::Stream(StreamError::Foreign { cause, .. }) => self.expect_injected(cause),
             AllocError::TooLarge { .. } => {}
             other => panic!("the request failed: {other}"),
         }

@@ -191,8 +191,8 @@ impl<D: Device> Runner<D> {
             Err(RangeError::Alloc(error)) if self.waits_for_capture(&error) => {}
             Err(RangeError::Alloc(
                 AllocError::Driver(error)
-                | AllocError::OutOfMappings { source: error, .. }
-                | AllocError::Stream(StreamError::Foreign { source: error, .. }),
+                | AllocError::OutOfMappings { cause: error, .. }
+                | AllocError::Stream(StreamError::Foreign { cause: error, .. }),
             )) => {
                 self.expect_injected(&error);
                 if self.struck() {

@@ -59,12 +59,12 @@ impl<D: Device> Runner<D> {
             if let Some(block) = live.first() {
                 match allocator.record_stream(block.addr, stream) {
                     Ok(()) => {}
-                    Err(FreeError::Stream(StreamError::Foreign { source, .. })) => expect_reset_said(&source),
+                    Err(FreeError::Stream(StreamError::Foreign { cause, .. })) => expect_reset_said(&cause),
                     Err(other) => panic!("record_stream returned {other} after a reset"),
                 }
             }
-            if let Err(StreamError::Foreign { source, .. }) = allocator.keep_stream(stream) {
-                expect_reset_said(&source);
+            if let Err(StreamError::Foreign { cause, .. }) = allocator.keep_stream(stream) {
+                expect_reset_said(&cause);
             }
         }
         let stream = self.streams[0];
@@ -111,9 +111,9 @@ impl<D: Device> Runner<D> {
 
 fn expect_reset(error: &AllocError) {
     match error {
-        AllocError::Driver(source)
-        | AllocError::OutOfMappings { source, .. }
-        | AllocError::Stream(StreamError::Foreign { source, .. }) => expect_reset_said(source),
+        AllocError::Driver(cause)
+        | AllocError::OutOfMappings { cause, .. }
+        | AllocError::Stream(StreamError::Foreign { cause, .. }) => expect_reset_said(cause),
         // What the budget does not allow is refused without the driver.
         AllocError::OutOfMemory(report) => assert_eq!(report.device, None, "the driver does not tell what is free"),
         other => panic!("{other} after a reset"),

@@ -262,8 +262,8 @@ impl<D: Device> Runner<D> {
     fn excuse_sleep(&mut self, error: &AllocError) -> bool {
         match error {
             AllocError::CannotWait { .. } if self.may_be_capturing() => return false,
-            AllocError::Driver(cause) | AllocError::OutOfMappings { source: cause, .. } => self.expect_injected(cause),
-            AllocError::Stream(StreamError::Foreign { source, .. }) => self.expect_injected(source),
+            AllocError::Driver(cause) | AllocError::OutOfMappings { cause, .. } => self.expect_injected(cause),
+            AllocError::Stream(StreamError::Foreign { cause, .. }) => self.expect_injected(cause),
             other => panic!("the call failed: {other}"),
         }
         if self.instance().lost {
@@ -289,8 +289,8 @@ impl<D: Device> Runner<D> {
 
     fn is_lost_by(&self, error: &AllocError) -> bool {
         let kind = match error {
-            AllocError::Driver(cause) | AllocError::OutOfMappings { source: cause, .. } => cause.kind,
-            AllocError::Stream(StreamError::Foreign { source, .. }) => source.kind,
+            AllocError::Driver(cause) | AllocError::OutOfMappings { cause, .. } => cause.kind,
+            AllocError::Stream(StreamError::Foreign { cause, .. }) => cause.kind,
             _ => return false,
         };
         kind == gapless::driver::DriverErrorKind::DeviceLost

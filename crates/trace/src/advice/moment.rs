@@ -150,7 +150,7 @@ impl<'a> Native<'a> {
 
     /// Runs an op. Returns the request if it has to be served and is not.
     fn run(&mut self, op_index: u64, op: &Op) -> Result<Option<FailedRequest>, ReplayError> {
-        let wrong = |error| ReplayError::Policy { op_index, error };
+        let wrong = |error| ReplayError::Policy { op_index, cause: error };
         let refused = |bytes, error| match error {
             PolicyError::OutOfMemory { .. } => Ok(Some(FailedRequest { op_index, bytes })),
             error => Err(wrong(error)),

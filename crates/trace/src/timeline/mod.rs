@@ -265,7 +265,7 @@ impl Plot<'_> {
         mut policy: Tagged<P>,
         subject: &Subject,
     ) -> Result<PolicyTimeline, ReplayError> {
-        let failed = |op_index, error| ReplayError::Policy { op_index, error };
+        let failed = |op_index, error| ReplayError::Policy { op_index, cause: error };
         policy.keep_streams(streams).map_err(|error| failed(0, error))?;
         let at_start = driver.memory_info()?.free;
         let mut found =

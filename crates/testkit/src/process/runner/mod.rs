@@ -305,10 +305,10 @@ impl<M: Simulates> ProcessRunner<M> {
         let cause: &DriverError = match &error {
             Error::Driver(cause) | Error::Alloc(AllocError::Driver(cause)) => cause,
             Error::Alloc(
-                AllocError::OutOfMappings { source, .. } | AllocError::Stream(StreamError::Foreign { source, .. }),
+                AllocError::OutOfMappings { cause, .. } | AllocError::Stream(StreamError::Foreign { cause, .. }),
             )
-            | Error::Free(FreeError::Stream(StreamError::Foreign { source, .. }))
-            | Error::Foreign { source: StreamError::Foreign { source, .. }, .. } => source,
+            | Error::Free(FreeError::Stream(StreamError::Foreign { cause, .. }))
+            | Error::Foreign { cause: StreamError::Foreign { cause, .. }, .. } => cause,
             other => {
                 let is_injected = other.to_string().contains("injected");
                 assert!(is_injected && self.struck(), "an error that was not injected: {other}");
