@@ -19,8 +19,8 @@ pub enum ChunkPolicy {
     /// a chunk has only pages that the block which it is created for covers whole; a block that takes a part of its place
     /// later pins it.
     Auto,
-    /// Always this many bytes, at least one, rounded up to whole pages; the last chunk of a growth may be smaller. A live byte pins its whole
-    /// chunk: a request is served whenever chunks without a live byte and the rest of the budget cover its pages.
+    /// Always this many bytes, at least one, rounded up to whole pages; the last chunk of a growth may be smaller. A live byte
+    /// pins its whole chunk: a request is served whenever chunks without a live byte and the rest of the budget cover its pages.
     Fixed(u64),
 }
 
