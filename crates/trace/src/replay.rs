@@ -18,7 +18,7 @@ use crate::meter::{Clock, Meter, processor_time};
 use crate::policy::{GaplessSettings, PhaseBytes, Policy, PolicyError, PolicyKind};
 use crate::pooled::PooledGapless;
 use crate::replay_error::ReplayError;
-use crate::search::SearchResult;
+use crate::search_result::SearchResult;
 use crate::tagged::Tagged;
 use crate::work::{Touch, Worker};
 use crate::{Content, Device, Metered, Op, PrivatePool, Tags, Trace};

@@ -21,6 +21,7 @@ use crate::caching::CachingSettings;
 use crate::device::PAGE_BYTES;
 use crate::replay::{PolicySettings, probe, replay_alone};
 use crate::replay_error::ReplayError;
+use crate::search_result::SearchResult;
 use crate::{Device, GaplessSettings, PolicyKind, ReplayResult, Trace};
 use gapless::driver::DriverCalls;
 use std::fmt;
@@ -51,18 +52,6 @@ impl fmt::Debug for Search<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Search").finish_non_exhaustive()
     }
-}
-
-/// The result of a search: sizes in bytes, in whole pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct SearchResult {
-    /// The smallest device that survives; with one page less, the replay failed. `None` if no device of up to
-    /// `MOST_TIMES` times [`Trace::demand_bytes`] survives, or none that is at most [`Device::MOST_BYTES`].
-    pub min_capacity_bytes: Option<u64>,
-    /// The smallest device that survives together with all larger ones that were tried. `None` if the largest one
-    /// failed.
-    pub safe_capacity_bytes: Option<u64>,
 }
 
 impl Search<'_> {
