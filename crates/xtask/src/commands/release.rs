@@ -45,7 +45,8 @@ const STEPS: [Step; 14] = [
     Step { name: "changelog", about: "it begins with a dated section for the version", run: versions::check_changelog },
     Step { name: "sources", about: "all is committed", run: committed },
     Step { name: "checks", about: "what every change has to pass (cargo xtask ci)", run: ci::short },
-    Step { name: "dependencies", about: "their licences, sources and advisories (cargo-deny)", run: dependencies },
+    Step { name: "dependencies", about: "their licences and sources (cargo-deny)", run: dependencies },
+    Step { name: "advisories", about: "what is known against them (cargo-deny, RustSec's database)", run: advisories },
     Step {
         name: "interface",
         about: "what the public interface has lost (cargo xtask check-interface)",
@@ -153,12 +154,23 @@ fn committed(workspace: &Workspace) -> Result<(), Failure> {
     }
 }
 
-/// As the nightly workflow does it: the fuzz targets have a lock file of their own.
 fn dependencies(workspace: &Workspace) -> Result<(), Failure> {
+    cargo_deny(workspace, &["bans", "licenses", "sources"])
+}
+
+/// Apart from [`dependencies`], which needs no network.
+fn advisories(workspace: &Workspace) -> Result<(), Failure> {
+    cargo_deny(workspace, &["advisories"])
+}
+
+/// Makes these checks of cargo-deny, as the nightly workflow makes all: the fuzz targets have a lock file of their own.
+fn cargo_deny(workspace: &Workspace, checks: &[&str]) -> Result<(), Failure> {
     process::require(&["cargo-deny"])?;
-    process::run(&mut workspace.cargo(["deny", "check"]))?;
-    let fuzz = ["deny", "--manifest-path", "fuzz/Cargo.toml", "--config", "deny.toml", "check"];
-    process::run(&mut workspace.cargo(fuzz))
+    for manifest in ["Cargo.toml", "fuzz/Cargo.toml"] {
+        let command = ["deny", "--manifest-path", manifest, "--config", "deny.toml", "check"];
+        process::run(workspace.cargo(command).args(checks))?;
+    }
+    Ok(())
 }
 
 fn interface(workspace: &Workspace) -> Result<(), Failure> {
