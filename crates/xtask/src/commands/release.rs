@@ -40,7 +40,7 @@ struct Step {
     run: fn(&Workspace) -> Result<(), Failure>,
 }
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     Step { name: "versions", about: "every file says the version of Cargo.toml", run: versions::check },
     Step { name: "changelog", about: "it begins with a dated section for the version", run: versions::check_changelog },
     Step { name: "sources", about: "all is committed", run: committed },
