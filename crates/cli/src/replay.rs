@@ -311,8 +311,7 @@ impl Job<'_> {
             let mut result = self.replay_one(policy, &bar).map_err(|error| self.failure(policy, &error))?;
             if search {
                 bar.set_message(format!("{} · {policy} · smallest device", self.name()));
-                let found = self.search(policy, &bar).map_err(|error| self.failure(policy, &error))?;
-                result.search = Some(found);
+                result.search = Some(self.search(policy, &bar).map_err(|error| self.failure(policy, &error))?);
             }
             if self.arguments.json {
                 let line = serde_json::to_string(&result).map_err(io::Error::from)?;

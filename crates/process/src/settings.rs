@@ -45,8 +45,9 @@ impl Settings {
         let total = driver_of(main).memory_info()?.total;
         let budget = self.budget.map_or(total, |budget| budget.of(total));
         // A process may have a pool for each of its graphs, and most of these are small.
+        let first_region = self.region_bytes.map_or(budget / 2, |bytes| bytes.min(budget / 2));
         let builder = self.builder_beside(main)?;
-        Ok(builder.keep_mappings().whole_blocks().first_region_bytes(budget / 2).build()?)
+        Ok(builder.keep_mappings().whole_blocks().first_region_bytes(first_region).build()?)
     }
 
     /// Builds an allocator for memory that a program wants apart from that of the device. They have the same listeners.

@@ -17,10 +17,14 @@ const LIMIT: Duration = Duration::from_secs(5);
 const STREAM_BITS: u32 = 40;
 
 fn models() -> Process<Simulated<ModelDriver>> {
+    configured("")
+}
+
+fn configured(conf: &str) -> Process<Simulated<ModelDriver>> {
     let process = Process::new(|ordinal, _| {
         Ok(Simulated::model(ordinal, ModelConfig { capacity_bytes: 64 * MIB, ..ModelConfig::default() }))
     });
-    process.configure("").expect("no device is in use");
+    process.configure(conf).expect("no device is in use");
     process
 }
 
@@ -62,6 +66,18 @@ fn the_opening_that_was_last_is_closed_first() {
     for addr in [first, second, third, outside] {
         device.free(addr, 0, StreamId::DEFAULT).unwrap();
     }
+}
+
+/// Pools for graphs begin with less than others have, also where the regions of all are set to be smaller than that.
+#[test]
+fn a_pool_opens_where_regions_are_small() {
+    let process = configured("region:16MiB");
+    let device = process.device(0).unwrap();
+    device.pools().begin(POOL).unwrap();
+    let addr = device.alloc(&request(2, StreamId::DEFAULT)).unwrap();
+    assert_eq!(live_in_pool(device), Some(2));
+    device.end_pool(POOL);
+    device.free(addr, 0, StreamId::DEFAULT).unwrap();
 }
 
 /// A pool that is open for a capture serves the requests of that, and no others of the thread; whether or not who makes the first
