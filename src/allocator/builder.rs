@@ -8,10 +8,11 @@ use super::kind::RegionKind;
 use super::rules::Rules;
 use super::shared::{Budget, Shared};
 use crate::driver::Driver;
+use crate::heap::MOST_EXTENT;
 use crate::physical::ChunkPolicy;
 use crate::segment::listeners::MapListeners;
 use crate::sync::Arc;
-use crate::units::{ByteSize, GIB, MIB, round_up};
+use crate::units::{ByteSize, MIB, round_up};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -24,7 +25,7 @@ const SLOT_OVER_BUDGET: u64 = 4;
 /// Number of slots of the first reservation: enough for two streams; for one, where the caller says how large they are.
 const FIRST_SLOTS: usize = 4;
 /// Smallest and largest slot.
-const SLOT_BYTES: (u64, u64) = (64 * MIB, 64 * 1024 * GIB);
+const SLOT_BYTES: (u64, u64) = (64 * MIB, MOST_EXTENT);
 
 /// Most bytes of a slot that backups pass through on their way to pageable memory and to files.
 const MOST_COPY_SLOT_BYTES: u64 = 64 * MIB;
@@ -270,7 +271,7 @@ mod tests {
             let builder = Allocator::builder(Arc::new(ModelDriver::default())).region_bytes(wanted);
             builder.build().unwrap().inner.shared.geometry.slot_bytes
         };
-        let (least, most) = (64 * MIB, 64 * 1024 * GIB);
+        let (least, most) = (64 * MIB, MOST_EXTENT);
         let regions = [1, least, least + 1, most - 1, most, u64::MAX].map(bytes_of);
         assert_eq!(regions, [least, least, 2 * least, most, most, most]);
     }

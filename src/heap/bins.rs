@@ -1,36 +1,63 @@
 //! Size bins: which bin of the free index a size belongs to, and which bin to search next.
 //!
-//! Sizes are in granules of [`GRANULE`] bytes. Below `EXACT` granules every size has its own bin. Above, every doubling
-//! is divided into `SUB_BINS` equal parts, so that the sizes in a bin differ by at most 1/32. This is the two-level
-//! segregated fit of Masmano et al. (2004); the free index makes the search inside a bin exact.
+//! Sizes are in granules of [`GRANULE`] bytes. Below twice `SUB_BINS` granules every size has its own bin. Above, every doubling
+//! is divided into `SUB_BINS` equal parts, so that the sizes in a bin differ by at most 1/32; from 2^42 bytes on the parts
+//! stay as they are. This is the two-level segregated fit of Masmano et al. (2004); the free index makes the search inside a
+//! bin exact.
+
+use std::ops::Range;
 
 /// The unit of allocation in bytes: every block's offset and size is a multiple of it.
 pub const GRANULE: u64 = 512;
 
-/// Number of granules below which every size has its own bin.
-const EXACT: u64 = 64;
-/// log2 of [`EXACT`].
-const EXACT_BITS: u32 = EXACT.trailing_zeros();
-/// Bins per doubling above [`EXACT`].
-const SUB_BINS: u64 = 32;
+/// log2 of the bytes of the largest heap.
+const EXTENT_BITS: u32 = 46;
+/// Bytes of the largest heap.
+pub const MOST_EXTENT: u64 = 1 << EXTENT_BITS;
+/// log2 of the granules of the largest heap: a place in it has so many bits.
+pub const OFFSET_BITS: u32 = EXTENT_BITS - GRANULE.trailing_zeros();
+
+/// Bins per doubling.
+const SUB_BINS: u64 = 1 << SUB_BITS;
 /// log2 of [`SUB_BINS`].
-const SUB_BITS: u32 = SUB_BINS.trailing_zeros();
-/// Number of doublings from [`EXACT`] to the largest size, 2^64 bytes.
-const DOUBLINGS: u64 = 64 - GRANULE.trailing_zeros() as u64 - EXACT_BITS as u64;
+const SUB_BITS: u32 = 5;
+/// log2 of the most granules by which the sizes in a bin differ: with a place they make a word.
+const MOST_WIDTH_BITS: u32 = 64 - OFFSET_BITS;
 
 /// Number of bins.
-const BINS: usize = (EXACT + DOUBLINGS * SUB_BINS) as usize;
+const BINS: usize = bin_of(MOST_EXTENT) + 1;
 
-/// Returns the bin for blocks of `size` bytes (a non-zero multiple of [`GRANULE`]).
+/// Returns the bin for blocks of `size` bytes (a multiple of [`GRANULE`]), and log2 of the number of sizes in that bin, without a
+/// branch.
 #[inline]
-pub fn bin_of(size: u64) -> usize {
+const fn bin_and_width(size: u64) -> (usize, u32) {
     let granules = size / GRANULE;
-    if granules < EXACT {
-        return granules as usize;
-    }
-    let log = granules.ilog2();
-    let sub = (granules >> (log - SUB_BITS)) & (SUB_BINS - 1);
-    (EXACT + u64::from(log - EXACT_BITS) * SUB_BINS + sub) as usize
+    let width = (granules | SUB_BINS).ilog2() - SUB_BITS;
+    let width = if width < MOST_WIDTH_BITS { width } else { MOST_WIDTH_BITS };
+    (((width as u64) << SUB_BITS) as usize + (granules >> width) as usize, width)
+}
+
+/// Returns the bin for blocks of `size` bytes (a multiple of [`GRANULE`]).
+#[inline]
+pub const fn bin_of(size: u64) -> usize {
+    bin_and_width(size).0
+}
+
+/// Returns the bin for blocks of `size` bytes (a multiple of [`GRANULE`]), and by how many granules that is more than the
+/// smallest size in it.
+#[inline]
+pub fn bin_and_rest(size: u64) -> (usize, u64) {
+    let (bin, width) = bin_and_width(size);
+    (bin, (size / GRANULE) & ((1 << width) - 1))
+}
+
+/// Returns the sizes in bytes that belong to `bin`.
+#[inline]
+pub fn sizes_in(bin: usize) -> Range<u64> {
+    let bin = bin as u64;
+    let width = (bin >> SUB_BITS).saturating_sub(1).min(u64::from(MOST_WIDTH_BITS));
+    let least = (bin - (width << SUB_BITS)) << width;
+    least * GRANULE..(least + (1 << width)) * GRANULE
 }
 
 /// One bit per bin, and a summary with one bit per 64 bins: finds the next non-empty bin in two steps.
@@ -65,7 +92,7 @@ impl BinMap {
 
     /// Returns `true` if `bin` is marked as not empty.
     pub fn contains(&self, bin: usize) -> bool {
-        self.words[bin / 64] & (1 << (bin % 64)) != 0
+        self.words.get(bin / 64).is_some_and(|word| word & (1 << (bin % 64)) != 0)
     }
 
     /// Returns the lowest non-empty bin that is `bin` or above.
@@ -79,7 +106,7 @@ impl BinMap {
         if here != 0 {
             return Some(word * 64 + here.trailing_zeros() as usize);
         }
-        // `word + 1 <= 63`, since BINS / 64 is well below 64.
+        // `word + 1 <= 63`, since BINS / 64 is below 63.
         let above = self.summary & (u64::MAX << (word + 1));
         if above == 0 {
             return None;
@@ -103,13 +130,7 @@ mod tests {
 
     /// Returns the smallest size in bytes that belongs to `bin`.
     fn smallest_of(bin: usize) -> u64 {
-        let bin = bin as u64;
-        if bin < EXACT {
-            return bin * GRANULE;
-        }
-        let log = (bin - EXACT) / SUB_BINS + u64::from(EXACT_BITS);
-        let sub = (bin - EXACT) % SUB_BINS;
-        ((SUB_BINS + sub) << (log - u64::from(SUB_BITS))) * GRANULE
+        sizes_in(bin).start
     }
 
     #[test]
@@ -123,9 +144,9 @@ mod tests {
             assert!(smallest_of(bin + 1) > size);
             last = bin;
         }
-        for shift in 9..64 {
+        for shift in 9..=EXTENT_BITS {
             for size in [1u64 << shift, (1u64 << shift).wrapping_sub(GRANULE), (1u64 << shift) + GRANULE] {
-                if size >= GRANULE {
+                if (GRANULE..=MOST_EXTENT).contains(&size) {
                     let bin = bin_of(size);
                     assert!(bin < BINS);
                     assert!(smallest_of(bin) <= size);
@@ -136,8 +157,31 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_size_has_the_last_bin() {
-        assert_eq!(bin_of(u64::MAX), BINS - 1);
+    fn the_sizes_in_a_bin_differ_by_a_32nd() {
+        for bin in 64..BINS - 1 {
+            let (least, next) = (smallest_of(bin), smallest_of(bin + 1));
+            assert!((next - least) * SUB_BINS <= least, "bin {bin}: {least} to {next}");
+        }
+        // Where the parts do not grow any more, they are smaller than that.
+        assert_eq!(smallest_of(BINS - 1) - smallest_of(BINS - 2), GRANULE << MOST_WIDTH_BITS);
+    }
+
+    #[test]
+    fn a_size_is_put_together_again() {
+        for shift in 9..=EXTENT_BITS {
+            for more in [0, 1, 2, 31, 12_345] {
+                let size = ((1u64 << shift) + more * GRANULE).min(MOST_EXTENT);
+                let (bin, rest) = bin_and_rest(size);
+                assert_eq!((bin, sizes_in(bin).start + rest * GRANULE), (bin_of(size), size), "{size} bytes");
+                assert!(rest < 1 << MOST_WIDTH_BITS);
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_heap_has_the_last_bin() {
+        assert_eq!((bin_of(MOST_EXTENT), BINS), (BINS - 1, 1889));
+        assert!(bin_of(u64::MAX) >= BINS, "larger sizes have none");
     }
 
     #[test]

@@ -25,11 +25,12 @@
 pub mod bins;
 mod check;
 mod contents;
+mod entries;
 mod index;
 mod starts;
 mod table;
 
-pub use bins::GRANULE;
+pub use bins::{GRANULE, MOST_EXTENT};
 pub use index::FreeBlock;
 pub use table::{Block, BlockState};
 
@@ -79,9 +80,10 @@ impl Heap {
     /// Creates a heap of `extent` bytes, all of it one unmapped block.
     ///
     /// # Panics
-    /// Panics if `extent` is not a positive multiple of [`GRANULE`].
+    /// Panics if `extent` is not a positive multiple of [`GRANULE`], or exceeds [`MOST_EXTENT`].
     pub fn new(extent: u64) -> Self {
         assert!(extent > 0 && extent.is_multiple_of(GRANULE), "a heap's extent is a positive number of whole granules");
+        assert!(extent <= MOST_EXTENT, "a heap's extent is at most {MOST_EXTENT} bytes");
         let mut heap = Self {
             table: BlockTable::default(),
             free: FreeIndex::default(),
@@ -107,38 +109,36 @@ impl Heap {
     }
 
     /// Allocates `size` bytes (a non-zero multiple of [`GRANULE`]) of the smallest free block that is large enough, the lowest if
-    /// there are several, and returns the offset: at its start, or at its end if `size` is small beside it. The rest of that block
-    /// stays free.
+    /// there are several, and returns the offset. The rest of that block stays free.
+    ///
+    /// Blocks that are smaller than the smallest chunk are cut from the end where much more is free, so that they lie together, and
+    /// large blocks at the start. Between large blocks, each would keep a chunk of many pages from being moved.
+    ///
     /// `waste` is the part of `size`, in bytes, that the caller did not request. Returns `None` if no free block is
     /// large enough.
     #[inline]
     pub fn alloc(&mut self, size: u64, waste: u16) -> Option<u64> {
-        if SMALL_BESIDE_LARGE.contains(&size) {
-            return self.alloc_beside_large(size, waste);
+        // Without a branch: sizes differ from request to request.
+        let beside_large = SMALL_BESIDE_LARGE.contains(&size);
+        let cut = |found: FreeBlock| if beside_large & (found.size >= MUCH) { Cut::End } else { Cut::Start };
+        let found = self.free.take(size, cut)?;
+        if cut(found) == Cut::End {
+            return Some(self.hand_out_end(found, size, waste));
         }
-        let found = self.free.take(size, |_| Cut::Start)?;
         self.hand_out_start(found, size, waste);
         Some(found.offset)
     }
 
-    /// As [`alloc`](Self::alloc), for blocks that are smaller than the smallest chunk: where much more is free they are cut
-    /// from the end, so that they lie together, and large blocks at the start. Between large blocks, each would keep a chunk of
-    /// many pages from being moved.
+    /// Makes the end of a free block live, of which the index has only the rest. Returns its offset.
     #[inline(never)]
-    fn alloc_beside_large(&mut self, size: u64, waste: u16) -> Option<u64> {
-        let cut = |found: FreeBlock| if found.size >= MUCH { Cut::End } else { Cut::Start };
-        let found = self.free.take(size, cut)?;
-        if cut(found) == Cut::Start {
-            self.hand_out_start(found, size, waste);
-            return Some(found.offset);
-        }
+    fn hand_out_end(&mut self, found: FreeBlock, size: u64, waste: u16) -> u64 {
         let block = self.table.get_mut(found.offset).expect("I3: an indexed block is in the table");
         debug_assert!(block.state == BlockState::Free && block.size == found.size);
         block.size = found.size - size;
         let (offset, prev_size, epoch) = (found.offset + block.size, block.size, block.epoch);
         self.insert_second(Block { offset, size, prev_size, epoch, waste, state: BlockState::Live, shared: false });
         self.count_live(size, waste);
-        Some(offset)
+        offset
     }
 
     /// Makes the start of a free block live, of which the index has only the rest.
