@@ -83,7 +83,7 @@ impl<D: Driver> SlowPath<'_, D> {
         };
         let page_bytes = self.page_bytes();
         let segment = self.mapper.add_segment(base, bytes);
-        let (heap, bounds) = (Heap::new(bytes), LiveBounds::default());
+        let (heap, bounds) = (Heap::new(bytes), LiveBounds::new(kind));
         stream.lock().regions.add(Region { kind, heap, bounds, base, segment, page_bytes });
         Ok(())
     }

@@ -13,9 +13,9 @@
 
 use super::super::reports::LiveAllocation;
 use super::Streams;
-use super::live_bounds::{WINDOW, requested};
+use super::live_bounds::requested;
 use super::region::RegionId;
-use super::state::Stream;
+use super::state::{Stream, StreamState};
 use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::stream::StreamIndex;
@@ -25,6 +25,8 @@ use std::collections::{BinaryHeap, HashSet};
 
 /// Number of bounds that are read while their stream's state is locked.
 const BOUNDS: usize = 4096;
+/// Number of blocks that are looked at while their stream's state is locked.
+const BLOCKS: usize = 1024;
 
 /// The order of live blocks: by their bytes, the lowest address first. The largest is the first.
 type Rank = (Reverse<u64>, DeviceAddr);
@@ -108,7 +110,7 @@ impl<D: Driver> Streams<D> {
                     crate::testing::step();
                     for (window, bound) in (from..).zip(bounds.iter().take(BOUNDS)) {
                         let Some(bytes) = bound.checked_sub(1) else { continue };
-                        let rank = (Reverse(bytes), region.base.offset(window as u64 * WINDOW));
+                        let rank = (Reverse(bytes), region.base.offset(region.bounds.offsets(window).start));
                         if limit.is_some_and(|limit| rank >= limit) || seen.contains(&(stream.index, id, window)) {
                             continue;
                         }
@@ -126,23 +128,45 @@ impl<D: Driver> Streams<D> {
         best.into_sorted_vec()
     }
 
-    /// Looks at the blocks of a window, and lowers its bound to them.
+    /// Looks at the blocks of a window.
     fn look_into(&self, stream: &Stream, id: RegionId, window: usize, largest: &mut Largest) {
-        let start = window as u64 * WINDOW;
-        let mut state = stream.lock();
-        let Some(region) = state.regions.get(id) else { return };
-        let mut bound = 0;
-        for block in region.heap.blocks_from(start).take_while(|block| block.offset < start + WINDOW) {
-            if block.state == BlockState::Live {
-                bound = bound.max(requested(&block) + 1);
-                if largest.admits((Reverse(requested(&block)), region.base.offset(block.offset))) {
-                    largest.note(self.live_allocation((stream, &state), (id, region), &block));
-                }
+        let mut from = None;
+        loop {
+            from = stream.piece(|state| self.look_from(stream, state, (id, window), from, largest));
+            if from.is_none() {
+                return;
             }
         }
-        if let Some(region) = state.regions.get_mut(id) {
-            region.bounds.of_windows[window] = bound;
+    }
+
+    /// Looks at the blocks of a window: at the first ones, or those from an offset on. Lowers its bound to them if those are all, and
+    /// returns the offset of the next block otherwise. They are more than can be looked at at once only where small blocks fill
+    /// what is left between large ones; the bound stays as it is then.
+    fn look_from(
+        &self,
+        stream: &Stream,
+        state: &mut StreamState,
+        (id, window): (RegionId, usize),
+        from: Option<u64>,
+        largest: &mut Largest,
+    ) -> Option<u64> {
+        let region = state.regions.get(id)?;
+        let offsets = region.bounds.offsets(window);
+        let mut bound = 0;
+        let blocks = region.heap.blocks_from(from.unwrap_or(offsets.start));
+        let mut blocks = blocks.take_while(|block| block.offset < offsets.end);
+        for block in blocks.by_ref().take(BLOCKS).filter(|block| block.state == BlockState::Live) {
+            bound = bound.max(requested(&block) + 1);
+            if largest.admits((Reverse(requested(&block)), region.base.offset(block.offset))) {
+                largest.note(self.live_allocation((stream, state), (id, region), &block));
+            }
         }
+        let next = blocks.next().map(|block| block.offset);
+        drop(blocks);
+        if from.is_none() && next.is_none() {
+            state.regions.get_mut(id)?.bounds.of_windows[window] = bound;
+        }
+        next
     }
 }
 
@@ -223,6 +247,31 @@ mod tests {
                 assert_exact(&allocator);
             }
         }
+    }
+
+    /// Where a device is full, small blocks fill what is left between large ones: thousands in a window of those.
+    #[test]
+    fn a_window_of_many_blocks_is_looked_at_in_parts() {
+        let config = ModelConfig { capacity_bytes: 64 * MIB, ..ModelConfig::default() };
+        let allocator = Allocator::builder(Arc::new(ModelDriver::new(config))).build().unwrap();
+        let alloc = |bytes| allocator.alloc_raw(bytes, MAIN).unwrap();
+        let large: Vec<_> = (0..31).map(|_| alloc(2 * MIB)).collect();
+        let last = alloc(512 * KIB);
+        let small: Vec<_> = (0..3000).map(|number| alloc(512 - number / 10)).collect();
+        assert!(small.iter().all(|block| (large[0]..last.offset(2 * MIB)).contains(block)), "in the page of the last");
+        let streams = &allocator.inner.shared.streams;
+        let longest = longest_hold_of(|| assert_exact(&allocator));
+        assert!(longest <= 1200, "{longest} steps at once");
+        for block in large.into_iter().chain([last]) {
+            allocator.free(block).unwrap();
+            assert_exact(&allocator);
+        }
+        // What was looked at in parts has kept its bound, and its blocks are still found.
+        _ = streams.largest_live(MOST);
+        allocator.check();
+        allocator.free(small[2999]).unwrap();
+        alloc(600);
+        assert_exact(&allocator);
     }
 
     #[test]

@@ -193,7 +193,7 @@ mod tests {
             let mut heap = Heap::new(BYTES);
             heap.set(0, 0, parts * BYTES / 4, BlockState::Free, 0);
             let base = DeviceAddr(BYTES * number as u64);
-            let bounds = LiveBounds::default();
+            let bounds = LiveBounds::new(RegionKind::Large);
             regions.add(Region { kind: RegionKind::Large, heap, bounds, base, segment: number, page_bytes: BYTES });
         }
         regions
