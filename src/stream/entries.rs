@@ -1,7 +1,8 @@
 //! Entries: an append-only array that grows without moving anything. Reading takes no lock.
 //!
-//! It consists of levels. Each level is as large as all before it together, and is created when those are full. Entries
-//! are numbered in the order in which they were added.
+//! It consists of levels. The first is part of it, since few programs use more; each further level is as large as all before it
+//! together, and is created when those are full. A slot is a pointer, so that the slots of several entries are in one line of the
+//! processor's caches. Entries are numbered in the order in which they were added.
 
 use super::StreamIndex;
 use crate::sync::{Mutex, OnceLock};
@@ -52,22 +53,24 @@ impl<T> Slots<T> {
 /// Entries of type `T`, up to `CAPACITY`.
 #[derive(Debug)]
 pub struct Entries<T> {
-    levels: [OnceLock<Slots<T>>; LEVELS],
+    first: [OnceLock<Box<T>>; FIRST],
+    further: [OnceLock<Slots<Box<T>>>; LEVELS - 1],
     count: Mutex<usize>,
 }
 
 impl<T> Default for Entries<T> {
     fn default() -> Self {
-        Self { levels: std::array::from_fn(|_| OnceLock::new()), count: Mutex::new(0) }
+        let (first, further) = (std::array::from_fn(|_| OnceLock::new()), std::array::from_fn(|_| OnceLock::new()));
+        Self { first, further, count: Mutex::new(0) }
     }
 }
 
 impl<T> Entries<T> {
-    /// Returns the level of an entry by its number, and the number of that level's first entry.
+    /// Returns the further level of an entry by its number, and the number of that level's first entry.
     #[inline]
     fn level_of(index: usize) -> (usize, usize) {
-        let level = ((index / (FIRST / 2)) | 1).ilog2() as usize;
-        (level, if level == 0 { 0 } else { (FIRST / 2) << level })
+        let level = (index / FIRST).ilog2() as usize;
+        (level, FIRST << level)
     }
 
     /// Returns the entry with this index.
@@ -76,8 +79,14 @@ impl<T> Entries<T> {
     /// Panics if the index does not come from these entries.
     #[inline]
     pub fn get(&self, index: StreamIndex) -> &T {
-        let (level, first) = Self::level_of(index.0 as usize);
-        let entry = self.levels[level].get().and_then(|level| level.get(index.0 as usize - first));
+        let index = index.0 as usize;
+        let entry = match self.first.get(index) {
+            Some(first) => first.get(),
+            None => {
+                let (level, first) = Self::level_of(index);
+                self.further[level].get().and_then(|level| level.get(index - first))
+            }
+        };
         entry.expect("a stream index comes from these entries")
     }
 
@@ -89,24 +98,29 @@ impl<T> Entries<T> {
 
     /// Returns the entries in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.levels.iter().map_while(OnceLock::get).flat_map(Slots::iter)
+        let first = self.first.iter().map_while(OnceLock::get);
+        let further = self.further.iter().map_while(OnceLock::get).flat_map(Slots::iter);
+        first.chain(further).map(|entry| &**entry)
     }
 
     /// Adds the entry that `make` creates from its index, and returns it; `None` if there is no room. Takes a lock.
     pub fn push(&self, make: impl FnOnce(StreamIndex) -> T) -> Option<&T> {
         let mut count = self.count.lock();
         let index = StreamIndex(u32::try_from(*count).expect("CAPACITY is small"));
-        let (level, first) = Self::level_of(*count);
-        let level = self.levels.get(level)?;
-        if level.get().is_none() {
+        if let Some(slot) = self.first.get(*count) {
             // Cannot fail: the lock is held.
-            let _ = level.set(Slots::new(first.max(FIRST)));
+            let _ = slot.set(Box::new(make(index)));
+        } else {
+            let (level, first) = Self::level_of(*count);
+            let level = self.further.get(level)?;
+            if level.get().is_none() {
+                let _ = level.set(Slots::new(first));
+            }
+            let slot = level.get()?.push(Box::new(make(index)))?;
+            debug_assert_eq!(slot, *count - first);
         }
-        let level = level.get()?;
-        let slot = level.push(make(index))?;
-        debug_assert_eq!(slot, *count - first);
         *count += 1;
-        level.get(slot)
+        Some(self.get(index))
     }
 }
 
