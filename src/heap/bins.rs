@@ -62,9 +62,10 @@ pub fn sizes_in(bin: usize) -> Range<u64> {
 
 /// One bit per bin, and a summary with one bit per 64 bins: finds the next non-empty bin in two steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct BinMap {
-    words: [u64; BINS.div_ceil(64)],
     summary: u64,
+    words: [u64; BINS.div_ceil(64)],
 }
 
 impl Default for BinMap {

@@ -71,12 +71,13 @@ fn block_of(bin: usize, entry: u64) -> FreeBlock {
 
 /// The free blocks of one heap, by size and offset.
 #[derive(Clone, Debug, Default)]
+#[repr(C)]
 pub struct FreeIndex {
     /// The first bins: as many as were needed so far.
     bins: Vec<Entries>,
-    map: BinMap,
     len: usize,
     bytes: u64,
+    map: BinMap,
 }
 
 impl FreeIndex {

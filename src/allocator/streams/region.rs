@@ -23,17 +23,18 @@ impl RegionId {
 
 /// A heap over one slot of addresses.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Region {
     /// The kind of its blocks.
     pub kind: RegionKind,
-    /// The heap that knows which bytes are free.
-    pub heap: Heap,
     /// How large the live blocks are at most.
     pub bounds: LiveBounds,
     /// Address of its first byte.
     pub base: DeviceAddr,
     /// Number of its segment.
     pub segment: usize,
+    /// The heap that knows which bytes are free.
+    pub heap: Heap,
     /// Bytes of a page.
     pub page_bytes: u64,
 }
@@ -60,6 +61,7 @@ impl Region {
 
 /// The regions of one stream.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Regions {
     first: [Option<Region>; RegionKind::ALL.len()],
     further: Vec<Region>,
