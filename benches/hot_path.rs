@@ -1,6 +1,6 @@
 //! Measures one alloc-and-free pair on memory that is already held, and two baselines in the same run.
 //!
-//! `cargo bench --bench hot_path` measures `pair/CASE/IMPL` and prints, at the end of each case, the ratios:
+//! `cargo bench --bench hot_path` measures `pair/CASE/IMPL`, and prints the ratios at the end, beside the goals:
 //!
 //! | case | meaning of a pair |
 //! | --- | --- |
@@ -262,41 +262,67 @@ fn two_threads<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str,
     });
 }
 
-/// Runs one case for every implementation, then prints the ratios.
+/// Runs one case for every implementation, and adds it to the table. The last argument before those of the case is the goal: the
+/// most that gapless takes, as a multiple of `offset_allocator`.
 macro_rules! case {
-    ($group:ident, $run:ident, $case:expr $(, $argument:expr)*) => {{
+    ($table:ident, $group:ident, $run:ident, $goal:expr, $case:expr $(, $argument:expr)*) => {{
         let start = SystemTime::now();
         $run::<Gapless>(&mut $group, $case $(, $argument)*);
         $run::<BestFit>(&mut $group, $case $(, $argument)*);
         $run::<OffsetAllocator>(&mut $group, $case $(, $argument)*);
-        summary($case, start);
+        $table.extend(Row::measured($case, $goal, start));
     }};
 }
 
 fn pairs(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pair");
     group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_millis(2500)).sample_size(30);
-    case!(group, cached, "cached_4KiB", 4 * KIB);
-    case!(group, cached, "cached_2MiB", 2 * MIB);
-    case!(group, cached, "cached_64MiB", 64 * MIB);
-    case!(group, random, "random_10k_4KiB", 10_000, &[4 * KIB]);
-    case!(group, random, "random_10k_mixed", 10_000, &MIXED);
-    case!(group, random, "random_1M_mixed", 1_000_000, &MIXED);
-    case!(group, two_threads, "two_threads_two_streams", 2);
-    case!(group, two_threads, "two_threads_one_stream", 1);
+    let mut table = Vec::new();
+    case!(table, group, cached, 1.2, "cached_4KiB", 4 * KIB);
+    case!(table, group, cached, 1.2, "cached_2MiB", 2 * MIB);
+    case!(table, group, cached, 1.2, "cached_64MiB", 64 * MIB);
+    case!(table, group, random, 1.5, "random_10k_4KiB", 10_000, &[4 * KIB]);
+    case!(table, group, random, 1.5, "random_10k_mixed", 10_000, &MIXED);
+    case!(table, group, random, 1.5, "random_1M_mixed", 1_000_000, &MIXED);
+    case!(table, group, two_threads, 1.5, "two_threads_two_streams", 2);
+    case!(table, group, two_threads, 1.5, "two_threads_one_stream", 1);
     group.finish();
+    print(&table);
 }
 
-/// Prints the results measured since `start` for a case: nanoseconds per pair, and each baseline's ratio to gapless.
-fn summary(case: &str, start: SystemTime) {
-    let figures = [Gapless::NAME, BestFit::NAME, OffsetAllocator::NAME].map(|name| estimate(case, name, start));
-    let [Some(gapless), Some(best_fit), Some(offset)] = figures else { return };
-    eprintln!(
-        "\n{case}: gapless {gapless:.1} ns a pair; mutex_best_fit {best_fit:.1} ns ({:.2} x gapless); offset_allocator \
-         {offset:.1} ns ({:.2} x gapless)\n",
-        best_fit / gapless,
-        offset / gapless,
-    );
+/// The results of a case: nanoseconds a pair by median.
+struct Row {
+    case: &'static str,
+    /// Of [`Gapless`], [`BestFit`] and [`OffsetAllocator`].
+    times: [f64; 3],
+    /// The most that the ratio of the first to the last should be.
+    goal: f64,
+}
+
+impl Row {
+    /// The results of a case since `start`; `None` where one of the three was not selected.
+    fn measured(case: &'static str, goal: f64, start: SystemTime) -> Option<Self> {
+        let times = [Gapless::NAME, BestFit::NAME, OffsetAllocator::NAME].map(|name| estimate(case, name, start));
+        let [Some(gapless), Some(best_fit), Some(offset)] = times else { return None };
+        Some(Self { case, times: [gapless, best_fit, offset], goal })
+    }
+}
+
+/// Prints a row for each case: the times, and those of gapless as multiples of the others', the last beside its goal.
+fn print(table: &[Row]) {
+    if table.is_empty() {
+        return;
+    }
+    eprintln!("| ns a pair | gapless | mutex_best_fit | offset_allocator | over best fit | over offset | goal |");
+    eprintln!("| --- | --: | --: | --: | --: | --: | --: |");
+    for Row { case, times: [gapless, best_fit, offset], goal } in table {
+        let over = [gapless / best_fit, gapless / offset];
+        let missed = if over[1] > *goal { ", missed" } else { "" };
+        eprintln!(
+            "| {case} | {gapless:.1} | {best_fit:.1} | {offset:.1} | {:.2} | {:.2} | {goal}{missed} |",
+            over[0], over[1]
+        );
+    }
 }
 
 /// Returns Criterion's estimate of the median in nanoseconds, if it is newer than `start`.
