@@ -15,6 +15,9 @@ const TARGET: Option<Cost> = Some(Cost::Nanoseconds(3_000.0));
 /// Most that one request pays for views that others left, relative to a request that finds room for its own.
 const AMORTISED: Option<Cost> = Some(Cost::Times(10.0));
 
+/// Most that a request pays for chunks that it does not touch, relative to one beside a tenth of them.
+const FLAT: Option<Cost> = Some(Cost::Times(1.2));
+
 /// All rows.
 pub fn rows(table: &mut Table) {
     for chunks in [1_000, 8_000, 32_000] {
@@ -22,6 +25,7 @@ pub fn rows(table: &mut Table) {
         trim(table, chunks);
         gather(table, chunks);
     }
+    beside_held(table);
     mapping_limit(table);
 }
 
@@ -62,6 +66,23 @@ fn gather(table: &mut Table, chunks: u64) {
     blocks.iter().step_by(2).for_each(|block| allocator.free(*block).expect("live"));
     let cost = once(chunks, || alloc(&allocator, chunks));
     table.row("a chunk, moved for one request of n chunks", chunks, cost, TARGET);
+}
+
+/// Requests that move a few chunks, while n are held and every other one is free.
+fn beside_held(table: &mut Table) {
+    const REQUESTS: u64 = 50;
+    let mut few = None;
+    for chunks in [1_000, 10_000] {
+        let allocator = allocator(chunks, usize::MAX);
+        let blocks: Vec<_> = (0..chunks).map(|_| alloc(&allocator, 1)).collect();
+        blocks.iter().step_by(2).for_each(|block| allocator.free(*block).expect("live"));
+        let cost = once(REQUESTS, || (0..REQUESTS).for_each(|_| _ = alloc(&allocator, 4)));
+        table.row("a request that moves 4 chunks, n held", chunks, cost, None);
+        match few {
+            None => few = Some(cost),
+            Some(few) => table.row("... against 1,000", chunks, cost.over(few), FLAT),
+        }
+    }
 }
 
 /// A trim of n chunks that lie in one free block, and of n that lie between live ones.
