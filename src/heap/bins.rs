@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sizes_in_a_bin_differ_by_a_32nd() {
+    fn the_sizes_in_a_bin_differ_by_little() {
         for bin in 64..BINS - 1 {
             let (least, next) = (smallest_of(bin), smallest_of(bin + 1));
             assert!((next - least) * SUB_BINS <= least, "bin {bin}: {least} to {next}");

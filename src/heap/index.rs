@@ -2,8 +2,8 @@
 //!
 //! - I1  every block is in the bin of its size; a bin is marked in the map exactly when it exists and has an entry.
 //!
-//! An entry is a block as one number: by how much it is larger than the smallest size of its bin, then its offset. So entries are in
-//! the order of blocks. Bins are made up to that of the largest block so far: 288 of 1,889 for blocks of up to 2 MiB.
+//! An entry is a block as one number: by how much it is larger than the smallest size of its bin, then its offset. So entries are
+//! in the order of blocks. Bins are made up to that of the largest block so far: 288 of 1,889 for blocks of up to 2 MiB.
 //!
 //! Cost: a removal or an insertion touches one bin; it is O(1) while that has few entries, and O(log n) beyond (`entries.rs`).
 //! The common cases are a block that is freed and allocated again, and a large block that loses a little at one end and gets it

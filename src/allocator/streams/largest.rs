@@ -139,9 +139,9 @@ impl<D: Driver> Streams<D> {
         }
     }
 
-    /// Looks at the blocks of a window: at the first ones, or those from an offset on. Lowers its bound to them if those are all, and
-    /// returns the offset of the next block otherwise. They are more than can be looked at at once only where small blocks fill
-    /// what is left between large ones; the bound stays as it is then.
+    /// Looks at the blocks of a window: at the first ones, or those from an offset on. Lowers its bound to them if those are all,
+    /// and returns the offset of the next block otherwise. They are more than can be looked at at once only where small blocks
+    /// fill what is left between large ones; the bound stays as it is then.
     fn look_from(
         &self,
         stream: &Stream,
