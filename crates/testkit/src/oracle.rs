@@ -220,6 +220,12 @@ impl Oracle {
         }
     }
 
+    /// The bytes of the chunks that nobody may have any more and that the driver still has.
+    pub fn spent_bytes<D>(&self, driver: &Witness<D>) -> u64 {
+        let made = driver.chunks().into_iter().filter_map(|chunk| driver.chunk(ChunkHandle(chunk)));
+        made.filter(|made| self.spent.contains(&made.number)).map(|made| made.bytes).sum()
+    }
+
     /// Returns the live block with a number, modulo the number of live blocks.
     pub fn block(&self, number: u16) -> Option<&Block> {
         let index = usize::from(number).checked_rem(self.order.len())?;

@@ -202,7 +202,7 @@ fn what_the_driver_does_not_release_is_held() {
     run::<Model>(
         &world,
         &[
-            Fail { nth: 9, kind: gapless_testkit::Failure::NoMemory },
+            Fail { nth: 9, kind: Failure::NoMemory },
             Alloc { bytes: 0, align: 9, stream: 0 },
             Budget { pages: 33 },
             Hold { stream: 0 },
@@ -407,6 +407,29 @@ fn memory_that_moved_within_a_stream_is_waited_for_when_it_is_brought_back() {
             Free { block: 6187 },
             Renew { stream: 8885 },
             AllocAgain { address: 14714, stream: 1741 },
+        ],
+    );
+}
+
+/// The memory of an exposed block that the driver does not take back counts as pending, and no stream has it any more.
+#[test]
+fn what_the_driver_does_not_take_back_is_of_no_stream() {
+    let world = World { pages: 4, chunk_pages: 0, streams: 2, kept: false, own_streams: true, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 0, align: 9, stream: 3922 },
+            Free { block: 0 },
+            AllocRest { less: 0, stream: 15246 },
+            Pin { block: 0 },
+            Write { block: 0, stream: 5687 },
+            Expose { pin: 0 },
+            Free { block: 0 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Fail { nth: 4, kind: Failure::NoMemory },
+            AllocRegistered { pages: 0, stream: 0 },
+            Unpin { pin: 0 },
+            AllocRegistered { pages: 0, stream: 14331 },
         ],
     );
 }

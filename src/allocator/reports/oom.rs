@@ -69,7 +69,8 @@ pub struct OutOfMemory {
     pub live_block_bytes: u64,
     /// Bytes that are free and mapped.
     pub cached_bytes: u64,
-    /// Bytes that were freed and wait for other streams, or for others that have them open.
+    /// Bytes that were freed and wait for other streams, or for others that have them open; and those that others may have open and
+    /// the driver did not take back when it should, which are of no stream.
     pub pending_bytes: u64,
     /// Those of `pending_bytes` that others have open: another process, or whoever has pinned them.
     pub open_elsewhere_bytes: u64,
