@@ -262,8 +262,8 @@ fn two_threads<S: Subject>(group: &mut BenchmarkGroup<'_, WallTime>, case: &str,
     });
 }
 
-/// Runs one case for every implementation, and adds it to the table. The last argument before those of the case is the goal: the
-/// most that gapless takes, as a multiple of `offset_allocator`.
+/// Runs one case for every implementation, and adds it to the table. `$goal` is the most that gapless takes, as a multiple of
+/// `offset_allocator`.
 macro_rules! case {
     ($table:ident, $group:ident, $run:ident, $goal:expr, $case:expr $(, $argument:expr)*) => {{
         let start = SystemTime::now();

@@ -21,7 +21,7 @@ impl RegionId {
     }
 }
 
-/// A heap over one slot of addresses.
+/// A heap over one slot of addresses. Its fields are in the order of their use, as those of a stream's state are.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Region {
