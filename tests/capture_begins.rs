@@ -35,6 +35,7 @@ impl Capturer {
         let driver = simulated::open(simulated::builder()).unwrap();
         let ((begin, to_begin), (has_begun, begun)) = (channel::<StreamId>(), channel());
         let ((end, to_end), (has_ended, ended)) = (channel(), channel());
+        let (is_ready, ready) = channel();
         std::thread::spawn(move || {
             let _driver = driver;
             // SAFETY: the simulated library's functions have the types of cuda.h.
@@ -46,6 +47,7 @@ impl Capturer {
             unsafe { required.cuDevicePrimaryCtxRetain(&raw mut context, 0) };
             // SAFETY: retained just above.
             unsafe { required.cuCtxSetCurrent(context) };
+            is_ready.send(()).unwrap();
             for stream in to_begin {
                 let stream: CUstream = std::ptr::with_exposed_provenance_mut(stream.as_raw() as usize);
                 // SAFETY: a stream of the device.
@@ -61,6 +63,8 @@ impl Capturer {
                     .unwrap();
             }
         });
+        // Its own first calls of the driver are not those before which a capture is to begin.
+        ready.recv().unwrap();
         Self { begin, begun, end, ended, is_capturing: Cell::new(false) }
     }
 
