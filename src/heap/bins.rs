@@ -116,6 +116,17 @@ impl BinMap {
         Some(word * 64 + self.words[word].trailing_zeros() as usize)
     }
 
+    /// Returns the highest non-empty bin that is `bin` or below.
+    pub fn last_until(&self, bin: usize) -> Option<usize> {
+        let word = bin / 64;
+        let here = self.words.get(word)? & (u64::MAX >> (63 - bin % 64));
+        if here != 0 {
+            return Some(word * 64 + here.ilog2() as usize);
+        }
+        let word = (self.summary & ((1 << word) - 1)).checked_ilog2()? as usize;
+        Some(word * 64 + self.words[word].ilog2() as usize)
+    }
+
     /// Returns the highest non-empty bin.
     pub fn last(&self) -> Option<usize> {
         let word = self.summary.checked_ilog2()? as usize;
@@ -199,6 +210,13 @@ mod tests {
         assert_eq!(map.next_from(201), Some(BINS - 1));
         assert_eq!(map.next_from(BINS), None);
         assert_eq!(map.last(), Some(BINS - 1));
+        assert_eq!(map.last_until(BINS - 1), Some(BINS - 1));
+        assert_eq!(map.last_until(BINS - 2), Some(200));
+        assert_eq!(map.last_until(200), Some(200));
+        assert_eq!(map.last_until(199), Some(64));
+        assert_eq!(map.last_until(63), Some(63));
+        assert_eq!(map.last_until(62), Some(1));
+        assert_eq!(map.last_until(BINS + 64), None);
         map.clear(BINS - 1);
         assert_eq!(map.last(), Some(200));
         map.clear(200);

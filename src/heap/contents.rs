@@ -86,6 +86,11 @@ impl Heap {
         self.free.iter_since(first)
     }
 
+    /// Returns the free block `first`, if it is one, and those before it in that order, from the largest down: all for `None`.
+    pub fn free_blocks_down_from(&self, first: Option<FreeBlock>) -> impl Iterator<Item = FreeBlock> {
+        self.free.iter_down_from(first)
+    }
+
     /// Returns the smallest free block of at least `size` bytes, the lowest if there are several.
     pub fn best_fit(&self, size: u64) -> Option<FreeBlock> {
         self.free.best_fit(size)

@@ -112,6 +112,13 @@ impl Entries {
         smallest.into_iter().chain(others)
     }
 
+    /// Returns the entries up to `most`, the largest first.
+    pub fn iter_down_from(&self, most: u64) -> impl Iterator<Item = u64> {
+        let smallest = self.smallest().filter(|smallest| *smallest <= most);
+        let others = self.others.iter().flat_map(move |others| others.iter_down_from(most));
+        others.chain(smallest)
+    }
+
     /// Returns the host memory behind the entries, in bytes.
     pub fn metadata_bytes(&self) -> usize {
         self.others.as_ref().map_or(0, |others| size_of::<Others>() + 2 * others.far.len() * size_of::<u64>())
@@ -224,6 +231,11 @@ impl Others {
         let near = self.near().partition_point(|other| *other >= least);
         self.near[..near].iter().rev().copied().chain(self.far.range(least..).copied())
     }
+
+    fn iter_down_from(&self, most: u64) -> impl Iterator<Item = u64> {
+        let near = self.near().partition_point(|other| *other > most);
+        self.far.range(..=most).rev().chain(&self.near()[near..]).copied()
+    }
 }
 
 #[cfg(test)]
@@ -271,6 +283,7 @@ mod tests {
                     entries.check(0);
                     assert!(entries.iter().eq(oracle.iter().copied()));
                     assert!(entries.iter_from(entry).eq(oracle.range(entry..).copied()));
+                    assert!(entries.iter_down_from(entry).eq(oracle.range(..=entry).rev().copied()));
                 }
             }
         }

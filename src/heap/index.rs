@@ -232,10 +232,29 @@ impl FreeIndex {
         })
     }
 
+    /// Returns `first`, if it is in the index, and the blocks before it, from the largest down: all of them for `None`.
+    pub fn iter_down_from(&self, first: Option<FreeBlock>) -> impl Iterator<Item = FreeBlock> {
+        let (own, entry) = first.map_or((None, u64::MAX), |first| {
+            let (bin, entry) = entry_of(first);
+            (Some(bin), entry)
+        });
+        let mut next = own.map_or_else(|| self.map.last(), |own| self.map.last_until(own));
+        std::iter::from_fn(move || {
+            let bin = next?;
+            next = bin.checked_sub(1).and_then(|below| self.map.last_until(below));
+            let most = if Some(bin) == own { entry } else { u64::MAX };
+            Some(self.bins[bin].iter_down_from(most).map(move |entry| block_of(bin, entry)))
+        })
+        .flatten()
+        .inspect(|_| {
+            #[cfg(test)]
+            crate::testing::step();
+        })
+    }
+
     /// Returns the largest block, the highest if there are several.
     pub fn largest(&self) -> Option<FreeBlock> {
-        let bin = self.map.last()?;
-        self.bins[bin].iter().last().map(|entry| block_of(bin, entry))
+        self.iter_down_from(None).next()
     }
 
     /// Returns the host memory that the index uses, in bytes.
@@ -338,11 +357,13 @@ mod tests {
                 assert_eq!(index.largest(), oracle.last().copied());
                 if step % 500 == 0 {
                     index.check();
+                    assert!(index.iter_down_from(None).eq(oracle.iter().rev().copied()));
                     assert!(index.iter_from(size).eq(oracle.range(FreeBlock { size, offset: 0 }..).copied()));
                     for first in oracle.iter().step_by(7) {
                         let next = FreeBlock { size: first.size, offset: first.offset + 1 };
                         assert!(index.iter_since(*first).eq(oracle.range(first..).copied()));
                         assert!(index.iter_since(next).eq(oracle.range(next..).copied()));
+                        assert!(index.iter_down_from(Some(*first)).eq(oracle.range(..=first).rev().copied()));
                     }
                 }
             }
