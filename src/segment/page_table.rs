@@ -172,6 +172,20 @@ impl PageTable {
         self.views_in(pages).filter(move |view| pages.contains(view.pages))
     }
 
+    /// Returns the same from the last one down. Pages that are not mapped end the walk.
+    pub fn views_within_down(&self, pages: PageRange) -> impl Iterator<Item = &View> {
+        let mut end = pages.end;
+        std::iter::from_fn(move || {
+            #[cfg(test)]
+            crate::testing::step();
+            let last = end.0.checked_sub(1).map(PageIndex).filter(|last| *last >= pages.start)?;
+            let view = self.view(last)?;
+            end = view.pages.start;
+            Some(view)
+        })
+        .filter(move |view| pages.contains(view.pages))
+    }
+
     /// Returns all views in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &View> {
         self.views.iter().flatten()

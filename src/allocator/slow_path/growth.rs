@@ -9,7 +9,7 @@ use super::super::streams::state::Stream;
 use super::SlowPath;
 use super::addresses::Widened;
 use super::execute::Outcome;
-use super::plan::{Allowance, Copies, Goal, Overtaken, Plan, Recreation, States, claim, plan};
+use super::plan::{Allowance, Copies, Goal, Overtaken, Plan, Recreation, States, World, claim, plan};
 use crate::driver::{Driver, DriverError};
 use crate::pages::PageCount;
 use crate::physical::ChunkId;
@@ -198,13 +198,19 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         goals: &[Goal],
     ) -> Result<Plan, NoPlan> {
         let mapper = &self.path.mapper;
-        for goal in goals {
-            if let Some(mut plan) = plan(mapper, states, copies, passed, *goal) {
-                return claim(mapper, states, &mut plan).map(|()| plan).map_err(|Overtaken| NoPlan::Overtaken);
+        let world = World { mapper, directory: &self.path.shared.directory, passed };
+        let mut planned = goals.iter().find_map(|goal| plan(&world, states, copies, *goal));
+        if planned.is_none() && !copies.have_all_sources() {
+            copies.sources(mapper, states, &goals[0]);
+            planned = goals.iter().find_map(|goal| plan(&world, states, copies, *goal));
+        }
+        match planned {
+            Some(mut plan) => claim(mapper, states, &mut plan).map(|()| plan).map_err(|Overtaken| NoPlan::Overtaken),
+            None => {
+                let free = copies.sources(mapper, states, &goals[0]).pages();
+                Err(NoPlan::Short(self.shortage(free, goals[0].allowance)))
             }
         }
-        let free = copies.sources(mapper, states, &goals[0]).pages();
-        Err(NoPlan::Short(self.shortage(free, goals[0].allowance)))
     }
 
     fn execute(&mut self, plan: Plan) -> Result<Round, AllocError> {

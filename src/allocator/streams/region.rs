@@ -132,6 +132,13 @@ impl Regions {
             .filter_map(|(id, region)| Some((id, region?)))
     }
 
+    /// The region `last`, or the last one, and those before it, in descending order.
+    pub fn down_from(&self, last: Option<RegionId>) -> impl Iterator<Item = (RegionId, &Region)> {
+        let count = last.map_or(self.first.len() + self.further.len(), |last| last.0 as usize + 1);
+        let numbers = 0..u32::try_from(count).expect("fewer regions than pages");
+        numbers.rev().map(RegionId).filter_map(|id| Some((id, self.get(id)?)))
+    }
+
     /// Those of a kind, the first first.
     pub fn of_kind(&self, kind: RegionKind) -> impl Iterator<Item = (RegionId, &Region)> {
         self.iter().filter(move |(_, region)| region.kind == kind)

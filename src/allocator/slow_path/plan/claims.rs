@@ -152,7 +152,7 @@ mod tests {
     use super::super::super::super::rules::Rules;
     use super::super::super::super::streams::region::RegionId;
     use super::super::super::SlowPath;
-    use super::super::{Allowance, Copies, plan};
+    use super::super::{Allowance, Copies, World, plan};
     use super::*;
     use crate::allocator::AllocError;
     use crate::allocator::{Allocator, ChunkPolicy};
@@ -216,7 +216,8 @@ mod tests {
                 };
                 let passed = path.progress().passed();
                 let copies = &mut Copies::default();
-                let plan = plan(&path.mapper, &mut path.states(), copies, &passed, goal).expect("there are chunks");
+                let world = World { mapper: &path.mapper, directory: &inner.shared.directory, passed: &passed };
+                let plan = plan(&world, &mut path.states(), copies, goal).expect("there are chunks");
                 assert_eq!((plan.start, plan.sources().count()), (0, 4));
                 work(path, plan);
                 Ok::<_, AllocError>(())

@@ -4,19 +4,20 @@
 //! Unmapped blocks and views change under the mapper's lock only, which whoever plans holds. So a copy that is made in pieces has
 //! all of them; what may be out of date is which bytes between them are free.
 //!
-//! Cost: O([`PIECE`]) each time that a stream is locked; in all, O(unmapped blocks) of the region, and O(free blocks of a page or
+//! Cost: O([`PIECE`](super::PIECE)) each time that a stream is locked; in all, O(unmapped blocks) of the region, and O(free blocks of a page or
 //! more) of all streams where chunks have to be found.
 
-use super::super::super::streams::region::{Region, RegionId};
+use super::super::super::streams::region::RegionId;
 use super::super::super::streams::state::StreamState;
 use super::super::mapper::Mapper;
-use super::Goal;
-use super::sources::{FreeRun, Sources, free_runs};
-use super::states::{PIECE, States};
+use super::near;
+use super::sources::{FreeRun, Source, Sources, free_runs};
+use super::states::States;
+use super::target::Target;
+use super::{Goal, World};
 use crate::driver::Driver;
-use crate::heap::{Block, BlockState, Heap};
+use crate::pages::PageCount;
 use crate::stream::StreamIndex;
-use crate::units::DeviceAddr;
 use std::collections::BTreeMap;
 
 /// Copies that were made for a plan.
@@ -26,6 +27,8 @@ pub struct Copies {
     free: Option<Vec<Copy<Vec<FreeRun>>>>,
     /// The chunks in them.
     sources: Option<Sources>,
+    /// The last chunks in the order of all, as long as those are not copied.
+    walked: Option<Vec<Source>>,
     /// Regions of the stream that the plan is for.
     targets: BTreeMap<RegionId, Copy<Target>>,
 }
@@ -35,19 +38,6 @@ pub struct Copies {
 struct Copy<T> {
     copied: T,
     count: u64,
-}
-
-/// A copy of the region that a plan places a request in.
-#[derive(Debug)]
-pub struct Target {
-    /// Address of its first byte.
-    pub base: DeviceAddr,
-    /// Number of its segment.
-    pub segment: usize,
-    /// Bytes of a page.
-    pub page_bytes: u64,
-    /// Its unmapped blocks, and the free ones beside them, in address order.
-    pub blocks: Vec<Block>,
 }
 
 impl Copies {
@@ -62,6 +52,26 @@ impl Copies {
             all.map(copy).collect()
         });
         self.sources.get_or_insert_with(|| Sources::new(mapper, free.iter().flat_map(|copy| &copy.copied)))
+    }
+
+    /// Whether all completely free chunks have been looked for.
+    pub fn have_all_sources(&self) -> bool {
+        self.free.is_some()
+    }
+
+    /// The near sources for a goal with these pages, or `None` where they are not worth a try.
+    pub fn near<D: Driver>(
+        &mut self,
+        world: &World<'_>,
+        states: &mut States<'_, D>,
+        goal: &Goal,
+        pages: PageCount,
+    ) -> Option<Sources> {
+        if self.have_all_sources() {
+            return None;
+        }
+        let walked = self.walked.get_or_insert_with(|| near::walk(world, states, goal, pages));
+        near::near(world, states, walked, &self.targets.get(&goal.region)?.copied, goal)
     }
 
     /// The region of a goal.
@@ -123,62 +133,6 @@ fn count_of(state: &StreamState) -> u64 {
     state.tally.allocs + state.tally.frees
 }
 
-impl Target {
-    fn new<D: Driver>(states: &mut States<'_, D>, stream: StreamIndex, id: RegionId) -> Self {
-        let (base, segment, page_bytes) = states.with(stream, |state| {
-            let region = region_of(state, id);
-            (region.base, region.segment, region.page_bytes)
-        });
-        let mut blocks = Vec::new();
-        let mut from = Some(0);
-        while let Some(at) = from {
-            from = states.with(stream, |state| copy_piece(&region_of(state, id).heap, &mut blocks, at));
-        }
-        Self { base, segment, page_bytes, blocks }
-    }
-}
-
-fn region_of(state: &StreamState, id: RegionId) -> &Region {
-    state.regions.get(id).expect("regions stay")
-}
-
-/// Copies the next unmapped blocks from offset `from` on, with the free ones beside them, and returns where to go on.
-fn copy_piece(heap: &Heap, copied: &mut Vec<Block>, from: u64) -> Option<u64> {
-    let mut from = from;
-    // The last piece may have ended amid a run of them. Where one ends, another block starts now as then: a free block is not
-    // followed by another one, and unmapped blocks stay.
-    let runs_on = copied.last().is_some_and(|last| last.offset + last.size == from);
-    let mut next = if runs_on { heap.block(from).copied() } else { None };
-    for _ in 0..PIECE {
-        let block = match next.filter(|block| is_open(block.state)) {
-            Some(block) => block,
-            None => first_of_next_run(heap, from)?,
-        };
-        copied.push(block);
-        from = block.offset + block.size;
-        next = heap.after(&block).copied();
-    }
-    Some(from)
-}
-
-/// Whether a block may be a part of a room.
-fn is_open(state: BlockState) -> bool {
-    matches!(state, BlockState::Free | BlockState::Hole)
-}
-
-/// The free block before the next unmapped one that starts at `from` or above, or else that one itself.
-fn first_of_next_run(heap: &Heap, from: u64) -> Option<Block> {
-    let (offset, _) = heap.unmapped_from(from).next()?;
-    let unmapped = heap.block(offset).expect("I3: it is a block");
-    let before = heap.before(unmapped).filter(|before| before.state == BlockState::Free);
-    // What lies below was copied in the piece before, and has been merged with this one since.
-    let clipped = before.map(|before| {
-        let start = before.offset.max(from);
-        Block { offset: start, size: before.offset + before.size - start, ..*before }
-    });
-    Some(clipped.filter(|block| block.size > 0).unwrap_or(*unmapped))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::super::super::kind::RegionKind;
@@ -191,7 +145,7 @@ mod tests {
     use crate::driver::ModelDriver;
     use crate::heap::GRANULE;
     use crate::pages::PageCount;
-    use crate::units::StreamId;
+    use crate::units::{DeviceAddr, StreamId};
     use std::sync::Arc;
 
     const MAIN: StreamId = StreamId::DEFAULT;
@@ -235,55 +189,5 @@ mod tests {
             allocator.alloc_raw(2 * GRANULE, MAIN).unwrap();
             allocator.free(block).unwrap();
         }));
-    }
-
-    /// Wherever a piece ends: all unmapped blocks are copied, the free ones beside them, and no other free block.
-    #[test]
-    fn copies_made_in_pieces_lack_nothing() {
-        const RUNS: u64 = 3 * PIECE as u64;
-        for shift in 0..3 {
-            // Runs of an unmapped and a free block, a live block behind each, and at the end a free block between live ones.
-            let mut heap = Heap::new((3 * RUNS + 3) * GRANULE);
-            heap.set(0, 0, (3 * RUNS + 3) * GRANULE, BlockState::Free, 0);
-            let mut expected = Vec::new();
-            for run in 0..RUNS {
-                let start = 3 * run * GRANULE;
-                heap.take_live(start, start + 2 * GRANULE, GRANULE, 0);
-                heap.set(start, start, GRANULE, BlockState::Hole, 0);
-                // A run of one block moves where the pieces end.
-                if run < shift {
-                    heap.take_live(start + GRANULE, start + GRANULE, GRANULE, 0);
-                }
-                expected.push((start, BlockState::Hole));
-                if run >= shift {
-                    expected.push((start + GRANULE, BlockState::Free));
-                }
-            }
-            heap.take_live(3 * RUNS * GRANULE, (3 * RUNS + 1) * GRANULE, 2 * GRANULE, 0);
-            heap.check();
-            let (mut copied, mut from) = (Vec::new(), Some(0));
-            while let Some(at) = from {
-                let before = copied.len();
-                from = copy_piece(&heap, &mut copied, at);
-                assert!(copied.len() - before <= PIECE);
-            }
-            let places: Vec<_> = copied.iter().map(|block| (block.offset, block.state)).collect();
-            assert_eq!(places, expected);
-        }
-    }
-
-    /// The free block before an unmapped one may begin in the piece before, or end where that did.
-    #[test]
-    fn what_the_piece_before_has_is_not_copied_again() {
-        let mut heap = Heap::new(4 * GRANULE);
-        heap.set(0, 0, 2 * GRANULE, BlockState::Free, 0);
-        let found = |granules: u64| {
-            first_of_next_run(&heap, granules * GRANULE)
-                .map(|block| (block.offset / GRANULE, block.size / GRANULE, block.state))
-        };
-        assert_eq!(found(0), Some((0, 2, BlockState::Free)));
-        assert_eq!(found(1), Some((1, 1, BlockState::Free)));
-        assert_eq!(found(2), Some((2, 2, BlockState::Hole)));
-        assert_eq!(found(3), None);
     }
 }

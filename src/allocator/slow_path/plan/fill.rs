@@ -2,7 +2,7 @@
 //! driver calls and pinned memory low.
 
 use super::super::super::kind::RegionKind;
-use super::{Backing, Fill, Recreation, Source, Survey};
+use super::{Backing, Fill, Reach, Recreation, Source, Survey};
 use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::{ChunkId, Headroom, Wanted};
 use std::collections::BTreeMap;
@@ -89,11 +89,16 @@ impl<'a> Filler<'a> {
     /// The next chunk, for at most `pages + spare` pages, and the number of its pages.
     fn next(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         let Wanted { pages, spare, .. } = wanted;
-        self.idle(wanted)
+        let found = self
+            .idle(wanted)
             .or_else(|| self.create_from_released(wanted))
             .or_else(|| self.create(wanted, self.survey.goal.allowance.soft_pages))
-            .or_else(|| self.remap(wanted))
-            .or_else(|| self.create_beyond_slack(wanted))
+            .or_else(|| self.remap(wanted));
+        // What comes now is worse than a chunk further away that fits.
+        if found.is_some() || self.survey.reach == Reach::Near {
+            return found;
+        }
+        self.create_beyond_slack(wanted)
             .or_else(|| self.remap_larger(pages, spare))
             .or_else(|| self.recreate_waiting(wanted))
     }

@@ -5,7 +5,9 @@
 //! ```text
 //! states.rs     the streams' states, in pieces or together
 //! copies.rs     what is copied of them
+//! target.rs     the region that a plan places a request in
 //! sources.rs    the completely free chunks
+//! near.rs       those that are looked at first
 //! rooms.rs      where the region has addresses, and what a placement there costs
 //! placement.rs  a placement worked out: what is reused, unmapped, mapped
 //! apart.rs      a placement in one new chunk, apart from all others
@@ -17,10 +19,12 @@ mod apart;
 mod claims;
 mod copies;
 mod fill;
+mod near;
 mod placement;
 mod rooms;
 mod sources;
 mod states;
+mod target;
 
 pub use claims::{Overtaken, claim, claim_free, unclaim, unclaim_target};
 pub use copies::Copies;
@@ -29,6 +33,7 @@ pub use states::{PIECE, States};
 
 use super::super::request::Request;
 use super::super::rules::Rules;
+use super::super::streams::directory::Directory;
 use super::super::streams::region::RegionId;
 use super::mapper::Mapper;
 use crate::driver::Driver;
@@ -37,10 +42,10 @@ use crate::physical::ChunkId;
 use crate::segment::{PageTable, ViewState};
 use crate::stream::{Fence, StreamIndex};
 use claims::Before;
-use copies::Target;
 use rooms::{Candidate, PieceKind, Room};
 use sources::Sources;
 use std::ops::Range;
+use target::Target;
 
 /// The goal of a plan: a request, and where and how it may be served.
 #[derive(Clone, Copy, Debug)]
@@ -161,29 +166,42 @@ impl Plan {
     }
 }
 
-/// Plans towards `goal`, where stream `i` is known to have passed epoch `passed[i]`. What `copies` lacks is copied. `None` when
-/// the goal cannot be reached.
-pub fn plan<D: Driver>(
-    mapper: &Mapper,
-    states: &mut States<'_, D>,
-    copies: &mut Copies,
-    passed: &[u64],
-    goal: Goal,
-) -> Option<Plan> {
-    let target = copies.target(states, &goal);
-    let segment = mapper.segment(target.segment);
+/// What a plan is made from, beside the states of the streams: what only the slow path changes.
+#[derive(Clone, Copy, Debug)]
+pub struct World<'a> {
+    /// What is mapped where.
+    pub mapper: &'a Mapper,
+    /// Which region an address is in.
+    pub directory: &'a Directory,
+    /// Stream `i` is known to have passed epoch `passed[i]`.
+    pub passed: &'a [u64],
+}
+
+/// Plans towards `goal`. What `copies` lacks is copied. `None` when the goal cannot be reached; where `copies` do not
+/// [have all sources](Copies::have_all_sources), that is of the near ones.
+pub fn plan<D: Driver>(world: &World<'_>, states: &mut States<'_, D>, copies: &mut Copies, goal: Goal) -> Option<Plan> {
+    let World { mapper, passed, .. } = *world;
+    let segment = mapper.segment(copies.target(states, &goal).segment);
     // Looking for free chunks costs more than all the rest. While enough may be created and there is no stale view that
     // could become active again, none is needed; a new chunk needs none in any case.
     let pages = PageCount::within(goal.request.size, segment.page_bytes) + PageCount(2);
-    let needless = goal.apart || pages <= goal.allowance.soft_pages && segment.table.stale() == 0;
-    if !needless {
-        copies.sources(mapper, states, &goal);
+    if goal.apart || pages <= goal.allowance.soft_pages && segment.table.stale() == 0 {
+        let (sources, reach) = (&Sources::default(), Reach::All);
+        let survey = Survey { mapper, target: copies.target(states, &goal), passed, goal, sources, reach };
+        return if goal.apart { survey.plan_apart() } else { survey.plan().ok() };
     }
+    if let Some(sources) = copies.near(world, states, &goal, pages) {
+        let (sources, reach) = (&sources, Reach::Near);
+        let survey = Survey { mapper, target: copies.target(states, &goal), passed, goal, sources, reach };
+        match survey.plan() {
+            Ok(plan) => return Some(plan),
+            Err(NoPlan::NoRoom) => return None,
+            Err(NoPlan::NoChunks) => {}
+        }
+    }
+    copies.sources(mapper, states, &goal);
     let (sources, target) = copies.both(goal.region);
-    let nothing = Sources::default();
-    let sources = sources.filter(|_| !needless).unwrap_or(&nothing);
-    let survey = Survey { mapper, target: target?, passed, goal, sources };
-    if goal.apart { survey.plan_apart() } else { survey.plan() }
+    Survey { mapper, target: target?, passed, goal, sources: sources?, reach: Reach::All }.plan().ok()
 }
 
 /// Plans an allocation at `start`, where the memory was handed out before, and claims what it takes: as [`plan`], but nothing is
@@ -199,7 +217,7 @@ pub fn plan_again<D: Driver>(
     copies.target(states, &goal);
     copies.sources(mapper, states, &goal);
     let (sources, target) = copies.both(goal.region);
-    let survey = Survey { mapper, target: target?, passed, goal, sources: sources? };
+    let survey = Survey { mapper, target: target?, passed, goal, sources: sources?, reach: Reach::All };
     let mut plan = survey.rooms().iter().find_map(|room| survey.place(room, start))?;
     let brings_back = plan.fill.is_empty() && plan.unmap.is_empty() && plan.release.is_empty();
     // Nobody overtakes a plan while all streams are locked.
@@ -213,18 +231,39 @@ struct Survey<'a> {
     passed: &'a [u64],
     goal: Goal,
     sources: &'a Sources,
+    reach: Reach,
+}
+
+/// Which of the completely free chunks are among the sources of a survey.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// All.
+    All,
+    /// The near ones. Others may fit better where these do not fit as they are.
+    Near,
+}
+
+/// Why a survey finds no plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoPlan {
+    /// No room is large enough.
+    NoRoom,
+    /// The chunks do not suffice.
+    NoChunks,
 }
 
 impl Survey<'_> {
     /// The cheapest placement, worked out.
-    fn plan(&self) -> Option<Plan> {
+    fn plan(&self) -> Result<Plan, NoPlan> {
         let rooms = self.rooms();
         let best = rooms.iter().filter_map(|room| Some((self.cheapest(room)?, room))).min_by_key(|(found, _)| *found);
-        best.and_then(|(Candidate { start, .. }, room)| self.place(room, start)).or_else(|| {
+        let (Candidate { start, .. }, room) = best.ok_or(NoPlan::NoRoom)?;
+        let placed = self.place(room, start).or_else(|| {
             // The best room may not be tiled by the chunks there are; past the last mapping there are always addresses.
-            let room = rooms.last()?;
+            let room = rooms.last().filter(|_| self.reach == Reach::All)?;
             self.place(room, self.align(tail(room)?)?)
-        })
+        });
+        placed.ok_or(NoPlan::NoChunks)
     }
 
     fn table(&self) -> &PageTable {

@@ -54,12 +54,7 @@ impl Survey<'_> {
     /// request, the last one may be among them.
     pub fn rooms(&self) -> Vec<Room> {
         let mut rooms: Vec<Room> = Vec::new();
-        let mut runs = self.target.blocks.chunk_by(|one, next| one.offset + one.size == next.offset).peekable();
-        while let Some(run) = runs.next() {
-            let bytes: u64 = run.iter().map(|block| block.size).sum();
-            if bytes < self.goal.request.size && runs.peek().is_some() {
-                continue;
-            }
+        for run in self.target.adequate_runs(self.goal.request.size) {
             let mut room = Room::default();
             for block in run {
                 let (start, end) = (block.offset, block.offset + block.size);

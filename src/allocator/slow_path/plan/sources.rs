@@ -1,6 +1,6 @@
 //! Sources: completely free chunks, which a plan may take from where they are.
 
-use super::super::super::streams::region::RegionId;
+use super::super::super::streams::region::{Region, RegionId};
 use super::super::super::streams::state::StreamState;
 use super::super::mapper::Mapper;
 use super::states::{PIECE, States};
@@ -10,6 +10,8 @@ use crate::pages::{PageCount, PageIndex, PageRange};
 use crate::physical::ChunkId;
 use crate::segment::View;
 use crate::stream::{Fence, StreamIndex};
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 /// A completely free chunk, where it is now.
 #[derive(Clone, Copy, Debug)]
@@ -39,54 +41,92 @@ impl Source {
 
     /// Claims the chunk where it is, if that is completely free. Returns it with the epoch of its last use.
     pub fn claim(&self, state: &mut StreamState) -> Option<Self> {
-        let epoch_base = state.epoch_base;
-        let region = state.region(self.region)?;
+        let (found, first) = self.found_free(state)?;
+        state.region(self.region)?.set_pages(first, self.pages, BlockState::Claimed);
+        Some(found)
+    }
+
+    /// The chunk with the epoch of its last use, if it is completely free where it is.
+    pub fn if_free(&self, state: &StreamState) -> Option<Self> {
+        self.found_free(state).map(|(found, _)| found)
+    }
+
+    /// The same, and the offset of the free block that it lies in.
+    fn found_free(&self, state: &StreamState) -> Option<(Self, u64)> {
+        let region = state.regions.get(self.region)?;
         let bytes = self.pages.bytes(region.page_bytes);
         let block = region.heap.block_around(bytes.start)?;
-        if block.state != BlockState::Free || bytes.end > block.offset + block.size {
-            return None;
-        }
-        region.set_pages(block.offset, self.pages, BlockState::Claimed);
-        Some(Self { epoch: epoch_base + u64::from(block.epoch), ..*self })
+        let is_free = block.state == BlockState::Free && bytes.end <= block.offset + block.size;
+        let epoch = state.epoch_base + u64::from(block.epoch);
+        is_free.then_some((Self { epoch, ..*self }, block.offset))
     }
 }
 
-/// All sources of a round.
+/// Completely free chunks that a plan may take.
 #[derive(Debug, Default)]
 pub struct Sources {
     /// One for each chunk.
     pub list: Vec<Source>,
-    /// For each chunk, the number of the source that it is.
-    of_chunk: Vec<Option<usize>>,
+    places: Places,
+}
+
+/// From a chunk to its place in the list.
+#[derive(Debug)]
+enum Places {
+    /// By number of the chunk.
+    OfAll(Vec<Option<NonZeroU32>>),
+    /// Of those chunks alone that a plan asks for.
+    OfAsked(BTreeMap<ChunkId, usize>),
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self::OfAsked(BTreeMap::new())
+    }
 }
 
 impl Sources {
     /// The completely free chunks in some free blocks, but for those that cannot be moved now. Of several blocks with the same
     /// chunk the last counts: those before it are out of date.
     pub fn new<'r>(mapper: &Mapper, runs: impl IntoIterator<Item = &'r FreeRun>) -> Self {
-        let mut sources = Self { list: Vec::new(), of_chunk: vec![None; mapper.chunks().id_bound()] };
+        let (mut list, mut numbers) = (Vec::new(), vec![None; mapper.chunks().id_bound()]);
         for source in runs.into_iter().flat_map(|run| run.sources(mapper)) {
-            let number = &mut sources.of_chunk[source.chunk.0 as usize];
+            let number: &mut Option<NonZeroU32> = &mut numbers[source.chunk.0 as usize];
             match *number {
-                Some(known) => sources.list[known] = source,
+                Some(known) => list[place_of(known)] = source,
                 None => {
-                    *number = Some(sources.list.len());
-                    sources.list.push(source);
+                    list.push(source);
+                    *number = Some(
+                        NonZeroU32::new(u32::try_from(list.len()).expect("fewer than 2^32 chunks")).expect("not empty"),
+                    );
                 }
             }
         }
-        sources
+        Self { list, places: Places::OfAll(numbers) }
     }
 
-    /// The number of the source that a chunk is, if it is completely free.
+    /// Some sources, and the places of those chunks that a plan asks for.
+    pub fn with_places(list: Vec<Source>, places: BTreeMap<ChunkId, usize>) -> Self {
+        Self { list, places: Places::OfAsked(places) }
+    }
+
+    /// The place in the list of the source that a chunk is, if it is one.
     pub fn of_chunk(&self, chunk: ChunkId) -> Option<usize> {
-        self.of_chunk.get(chunk.0 as usize).copied().flatten()
+        match &self.places {
+            Places::OfAll(numbers) => numbers.get(chunk.0 as usize).copied().flatten().map(place_of),
+            Places::OfAsked(places) => places.get(&chunk).copied(),
+        }
     }
 
     /// Number of pages of all of them.
     pub fn pages(&self) -> PageCount {
         self.list.iter().map(|source| source.pages.len()).sum()
     }
+}
+
+/// The place in the list that a number stands for.
+fn place_of(number: NonZeroU32) -> usize {
+    number.get() as usize - 1
 }
 
 /// All completely free chunks, wherever they are, but for those that cannot be moved now; looked for in pieces.
@@ -135,6 +175,17 @@ pub struct FreeRun {
 }
 
 impl FreeRun {
+    /// A free block of a region of a stream.
+    pub fn new(
+        (stream, state): (StreamIndex, &StreamState),
+        (id, region): (RegionId, &Region),
+        block: FreeBlock,
+    ) -> Self {
+        let epoch = region.heap.block(block.offset).expect("indexed").epoch;
+        let epoch = state.epoch_base + u64::from(epoch);
+        Self { stream, region: id, segment: region.segment, block, epoch }
+    }
+
     /// The pages that lie in it whole.
     fn whole_pages(&self, page_bytes: u64) -> PageRange {
         PageRange::inside(&(self.block.offset..self.block.offset + self.block.size), page_bytes)
@@ -148,9 +199,24 @@ impl FreeRun {
 
     /// The chunks that lie in it whole, but for those that cannot be moved now.
     fn sources<'m>(&self, mapper: &'m Mapper) -> impl Iterator<Item = Source> + use<'m> {
+        self.movable(mapper, self.chunks(mapper))
+    }
+
+    /// The same, the last one first.
+    pub fn sources_down<'m>(&self, mapper: &'m Mapper) -> impl Iterator<Item = Source> + use<'m> {
+        let segment = mapper.segment(self.segment);
+        self.movable(mapper, segment.table.views_within_down(self.whole_pages(segment.page_bytes)))
+    }
+
+    /// The sources that some of its chunks are.
+    fn movable<'m, V: Iterator<Item = &'m View>>(
+        &self,
+        mapper: &'m Mapper,
+        views: V,
+    ) -> impl Iterator<Item = Source> + use<'m, V> {
         let Self { stream, region, epoch, .. } = *self;
         let source = move |view: &View| Source { chunk: view.chunk, stream, region, pages: view.pages, epoch };
-        self.chunks(mapper).filter(|view| !mapper.chunks().is_barred(view.chunk)).map(source)
+        views.filter(|view| !mapper.chunks().is_barred(view.chunk)).map(source)
     }
 }
 
@@ -187,9 +253,7 @@ fn copy_runs(
                 return Some(Cursor { region: number, block });
             }
             left -= 1;
-            let epoch = region.heap.block(block.offset).expect("indexed").epoch;
-            let epoch = state.epoch_base + u64::from(epoch);
-            runs.push(FreeRun { stream, region: id, segment: region.segment, block, epoch });
+            runs.push(FreeRun::new((stream, state), (id, region), block));
         }
         first = smallest;
         if left == 0 {

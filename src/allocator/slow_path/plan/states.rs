@@ -32,7 +32,7 @@ impl<'a, D: Driver> States<'a, D> {
     }
 
     /// The streams that may have regions. One that is added meanwhile has none: it gets them in the slow path.
-    pub fn indices(&self) -> impl Iterator<Item = StreamIndex> + use<'a, D> {
+    pub fn indices(&self) -> impl DoubleEndedIterator<Item = StreamIndex> + use<'a, D> {
         let count = self.together.as_ref().map_or_else(|| self.streams.count(), Vec::len);
         (0..count).map(|number| StreamIndex(u32::try_from(number).expect("stream numbers are 32 bits")))
     }
