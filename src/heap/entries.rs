@@ -25,6 +25,20 @@ pub struct Entries {
     others: Option<Box<Others>>,
 }
 
+/// Where an entry was put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inserted {
+    /// It is the only one.
+    First,
+    /// Beside others.
+    Beside,
+    /// Beside another, and [`OTHERS_BYTES`] of memory were taken for it, which stay.
+    InNewMemory,
+}
+
+/// Bytes of the array, and of what is in its memory beside it.
+pub const OTHERS_BYTES: usize = size_of::<Others>();
+
 /// All entries but the smallest.
 #[derive(Clone, Debug, Default)]
 struct Others {
@@ -54,18 +68,25 @@ impl Entries {
         (!self.is_empty()).then_some(self.smallest)
     }
 
-    /// Adds an entry. Returns whether it is the only one.
+    /// Adds an entry.
     #[inline]
-    pub fn insert(&mut self, entry: u64) -> bool {
-        let only = self.is_empty();
-        if only {
+    pub fn insert(&mut self, entry: u64) -> Inserted {
+        if self.is_empty() {
             self.smallest = entry;
-        } else {
-            let larger = self.smallest.max(entry);
-            self.smallest = self.smallest.min(entry);
-            self.others.get_or_insert_default().insert(larger);
+            return Inserted::First;
         }
-        only
+        let larger = self.smallest.max(entry);
+        self.smallest = self.smallest.min(entry);
+        match &mut self.others {
+            Some(others) => {
+                others.insert(larger);
+                Inserted::Beside
+            }
+            None => {
+                self.others.insert(Box::default()).insert(larger);
+                Inserted::InNewMemory
+            }
+        }
     }
 
     /// Puts `entry`, which is less than all others, in the place of the smallest one.
@@ -119,9 +140,14 @@ impl Entries {
         others.chain(smallest)
     }
 
-    /// Returns the host memory behind the entries, in bytes.
-    pub fn metadata_bytes(&self) -> usize {
-        self.others.as_ref().map_or(0, |others| size_of::<Others>() + 2 * others.far.len() * size_of::<u64>())
+    /// Returns the number of entries in the tree.
+    pub fn far_len(&self) -> usize {
+        self.others.as_ref().map_or(0, |others| others.far.len())
+    }
+
+    /// Whether memory was taken for a second entry.
+    pub fn has_memory(&self) -> bool {
+        self.others.is_some()
     }
 
     /// Asserts I1 and I2 of bin `number`.
@@ -256,7 +282,7 @@ mod tests {
                 let entry = 1 + random() % spread;
                 match random() % 5 {
                     0 | 1 if !oracle.contains(&entry) => {
-                        assert_eq!(entries.insert(entry), oracle.is_empty());
+                        assert_eq!(entries.insert(entry) == Inserted::First, oracle.is_empty());
                         oracle.insert(entry);
                     }
                     2 => assert_eq!(entries.remove(entry), oracle.remove(&entry)),
@@ -305,16 +331,16 @@ mod tests {
     #[test]
     fn one_entry_takes_no_memory() {
         let mut entries = Entries::default();
-        let empty = size_of::<Others>();
-        let of_first = [0, empty, empty, empty + 16];
-        for (count, bytes) in [1, 2, NEAR + 1, NEAR + 2].into_iter().zip(of_first) {
-            while entries.iter().count() < count {
-                let next = entries.iter().last().unwrap_or(0) + 1;
-                entries.insert(next);
-            }
-            assert_eq!(entries.metadata_bytes(), bytes, "{count} entries");
-        }
-        assert_eq!((size_of::<Entries>(), empty), (16, 248));
+        assert!(!entries.has_memory());
+        let inserted: Vec<_> = (1..=NEAR as u64 + 2).map(|entry| entries.insert(entry)).collect();
+        assert_eq!(inserted[..3], [Inserted::First, Inserted::InNewMemory, Inserted::Beside]);
+        assert!(inserted[3..].iter().all(|inserted| *inserted == Inserted::Beside));
+        assert_eq!((entries.has_memory(), entries.far_len()), (true, 1));
+        assert_eq!((size_of::<Entries>(), OTHERS_BYTES), (16, 248));
+        // It stays, for the next second entry.
+        (1..=NEAR as u64 + 2).for_each(|_| entries.pop());
+        assert!(entries.has_memory() && entries.is_empty());
+        assert_eq!([1, 2].map(|entry| entries.insert(entry)), [Inserted::First, Inserted::Beside]);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! back: its entry changes in its place.
 
 use super::bins::{BinMap, GRANULE, OFFSET_BITS, bin_and_rest, bin_of, sizes_in};
-use super::entries::Entries;
+use super::entries::{Entries, Inserted, OTHERS_BYTES};
 
 /// A free block. Ordered by size, then by offset: the first one that is large enough is the best fit at the lowest
 /// address.
@@ -78,6 +78,8 @@ pub struct FreeIndex {
     len: usize,
     bytes: u64,
     map: BinMap,
+    /// Number of bins that have taken memory for a second entry.
+    with_memory: usize,
 }
 
 impl FreeIndex {
@@ -105,8 +107,10 @@ impl FreeIndex {
         if bin >= self.bins.len() {
             self.add_bins(bin);
         }
-        if self.bins[bin].insert(entry) {
-            self.map.set(bin);
+        match self.bins[bin].insert(entry) {
+            Inserted::First => self.map.set(bin),
+            Inserted::Beside => {}
+            Inserted::InNewMemory => self.with_memory += 1,
         }
     }
 
@@ -259,8 +263,10 @@ impl FreeIndex {
 
     /// Returns the host memory that the index uses, in bytes.
     pub fn metadata_bytes(&self) -> u64 {
-        // In one walk: there are hundreds of bins, and thousands of streams.
-        let entries: usize = self.bins.iter().map(Entries::metadata_bytes).sum();
+        // Only of bins with entries, since there are hundreds without, and thousands of streams: those have none in a tree.
+        let marked = std::iter::successors(self.map.next_from(0), |bin| self.map.next_from(bin + 1));
+        let in_trees: usize = marked.map(|bin| self.bins[bin].far_len()).sum();
+        let entries = self.with_memory * OTHERS_BYTES + 2 * in_trees * size_of::<u64>();
         (self.bins.capacity() * size_of::<Entries>() + entries) as u64
     }
 
@@ -270,6 +276,8 @@ impl FreeIndex {
     /// Panics if an invariant does not hold.
     pub fn check(&self) {
         let (mut len, mut bytes) = (0, 0);
+        let with_memory = self.bins.iter().filter(|bin| bin.has_memory()).count();
+        assert_eq!(with_memory, self.with_memory, "free index counts: bins with memory");
         assert!(self.map.last().is_none_or(|last| last < self.bins.len()), "I1: a bin that does not exist is marked");
         for (number, bin) in self.bins.iter().enumerate() {
             assert_eq!(self.map.contains(number), !bin.is_empty(), "I1: bin {number} is marked wrongly");
@@ -382,6 +390,14 @@ mod tests {
             assert_eq!(index.metadata_bytes(), bins * bin_bytes, "with a block of {size} bytes");
             index.check();
         }
+        // A second entry of a bin takes memory, and so does each that is too many for its array.
+        let (bins, others) = (896 * bin_bytes, OTHERS_BYTES as u64);
+        for (count, bytes) in [(1, 0), (2, others), (28, others), (29, others + 16), (30, others + 32)] {
+            let before = index.iter_from(0).filter(|block| block.size == GRANULE).count() as u64;
+            (before..count).for_each(|number| index.insert(FreeBlock { size: GRANULE, offset: 2 * number * GRANULE }));
+            assert_eq!(index.metadata_bytes(), bins + bytes, "{count} blocks in one bin");
+            index.check();
+        }
     }
 
     #[test]
@@ -399,6 +415,7 @@ mod tests {
         let breaks: &[Break<FreeIndex>] = &[
             ("I1: bin 1 is marked wrongly", |index| index.map.clear(1)),
             ("I1: bin 9 is marked wrongly", |index| index.map.set(9)),
+            ("free index counts: bins with memory", |index| index.with_memory += 1),
             ("I1: a bin that does not exist is marked", |index| index.map.set(index.bins.len())),
             ("I1: a block of 1024 bytes in bin 1", |index| {
                 index.bins[1].pop();
