@@ -17,7 +17,7 @@ pub use policy::{ChunkPolicy, ChunkSizes, Headroom, Wanted};
 use crate::driver::ChunkHandle;
 use crate::pages::{PageCount, PageIndex};
 use idle::IdleChunks;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// Number of a chunk in its pool. Reused after the chunk is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -82,6 +82,8 @@ impl Chunk {
 pub struct ChunkPool {
     chunks: Vec<Option<Chunk>>,
     vacant: Vec<u32>,
+    /// Number of chunks of each size.
+    by_pages: BTreeMap<PageCount, usize>,
     idle: IdleChunks,
     page_bytes: u64,
     held_pages: PageCount,
@@ -108,6 +110,7 @@ impl ChunkPool {
         Self {
             chunks: Vec::new(),
             vacant: Vec::new(),
+            by_pages: BTreeMap::new(),
             idle: IdleChunks::new(),
             page_bytes,
             held_pages: PageCount::ZERO,
@@ -223,6 +226,11 @@ impl ChunkPool {
         self.chunks.len() - self.vacant.len()
     }
 
+    /// Returns the size of the largest chunks that have `pages` pages or fewer, free or not.
+    pub fn largest_up_to(&self, pages: PageCount) -> Option<PageCount> {
+        self.by_pages.range(..=pages).next_back().map(|(size, _)| *size)
+    }
+
     /// Returns a bound that every [`ChunkId`] of the pool is below.
     pub fn id_bound(&self) -> usize {
         self.chunks.len()
@@ -242,6 +250,7 @@ impl ChunkPool {
                 ChunkId(u32::try_from(self.chunks.len() - 1).expect("fewer than 2^32 chunks"))
             }
         };
+        *self.by_pages.entry(pages).or_default() += 1;
         self.held_pages += pages;
         self.peak_held_pages = self.peak_held_pages.max(self.held_pages);
         self.created_pages += pages;
@@ -262,6 +271,11 @@ impl ChunkPool {
         self.vacant.push(id.0);
         self.stale_capacity -= chunk.stale.capacity();
         self.held_pages -= chunk.pages;
+        let of_size = self.by_pages.get_mut(&chunk.pages).expect("I2: it was counted");
+        *of_size -= 1;
+        if *of_size == 0 {
+            self.by_pages.remove(&chunk.pages);
+        }
         chunk
     }
 
@@ -443,6 +457,9 @@ impl ChunkPool {
         assert_eq!(pages, self.held_pages, "I1: pages held");
         let idle: PageCount = self.idle().map(|id| self.get(id).pages).sum();
         assert_eq!(idle, self.idle.pages(), "I1: idle pages");
+        let mut by_pages: BTreeMap<PageCount, usize> = BTreeMap::new();
+        self.iter().for_each(|(_, chunk)| *by_pages.entry(chunk.pages).or_default() += 1);
+        assert_eq!(by_pages, self.by_pages, "I2: chunks by size");
         let lent_to = |to| -> PageCount {
             self.iter().filter(|(_, chunk)| chunk.lent_out == Some(to)).map(|(_, chunk)| chunk.pages).sum()
         };
@@ -518,6 +535,7 @@ mod tests {
                 let chunk = pool.chunks[0].as_mut().unwrap();
                 chunk.stale[0] = chunk.active.unwrap();
             }),
+            ("I2: chunks by size", |pool| _ = pool.by_pages.insert(PageCount(4), 2)),
             ("I2: pages of growable ranges", |pool| pool.range_pages += PageCount(1)),
             ("I2: pages of registered blocks", |pool| pool.registered_pages += PageCount(1)),
             ("I2: pages withheld", |pool| pool.withheld_pages += PageCount(1)),

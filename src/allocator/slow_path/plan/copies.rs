@@ -27,8 +27,8 @@ pub struct Copies {
     free: Option<Vec<Copy<Vec<FreeRun>>>>,
     /// The chunks in them.
     sources: Option<Sources>,
-    /// The last chunks in the order of all, as long as those are not copied.
-    walked: Option<Vec<Source>>,
+    /// The last chunks in the order of all, as long as those are not copied, if these seem to be enough.
+    walked: Option<Option<Vec<Source>>>,
     /// Regions of the stream that the plan is for.
     targets: BTreeMap<RegionId, Copy<Target>>,
 }
@@ -59,19 +59,15 @@ impl Copies {
         self.free.is_some()
     }
 
-    /// The near sources for a goal with these pages, or `None` where they are not worth a try.
-    pub fn near<D: Driver>(
-        &mut self,
-        world: &World<'_>,
-        states: &mut States<'_, D>,
-        goal: &Goal,
-        pages: PageCount,
-    ) -> Option<Sources> {
+    /// The near sources for a goal, or `None` where they are not worth a try.
+    pub fn near<D: Driver>(&mut self, world: &World<'_>, states: &mut States<'_, D>, goal: &Goal) -> Option<Sources> {
         if self.have_all_sources() {
             return None;
         }
-        let walked = self.walked.get_or_insert_with(|| near::walk(world, states, goal, pages));
-        near::near(world, states, walked, &self.targets.get(&goal.region)?.copied, goal)
+        let pages = PageCount::covering(goal.request.size, world.mapper.chunks().page_bytes());
+        let missing = pages.saturating_sub(goal.allowance.soft_pages);
+        let walked = self.walked.get_or_insert_with(|| near::walk(world, states, goal, missing));
+        near::near(world, states, walked.as_ref()?, &self.targets.get(&goal.region)?.copied, goal)
     }
 
     /// The region of a goal.

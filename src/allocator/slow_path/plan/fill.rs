@@ -43,9 +43,9 @@ impl<'a> Filler<'a> {
     /// For a block at the offsets `block`. `used` has the sources that must not be taken.
     pub(super) fn new(survey: &'a Survey<'a>, block: &Range<u64>, used: &[bool]) -> Self {
         let mut unused: [BTreeMap<PageCount, Vec<usize>>; Wait::ALL.len()] = Default::default();
-        for (number, source) in survey.sources.list.iter().enumerate().filter(|(number, _)| !used[*number]) {
-            let at_once =
-                source.stream == survey.goal.stream || source.epoch <= survey.passed[source.stream.0 as usize];
+        let sources = survey.sources.list.iter().enumerate().skip(survey.sources.only_for_views);
+        for (number, source) in sources.filter(|(number, _)| !used[*number]) {
+            let at_once = source.is_passed(survey.goal.stream, survey.passed);
             let wait = if at_once { Wait::Nothing } else { Wait::OtherStream };
             unused[wait as usize].entry(source.pages.len()).or_default().push(number);
         }
@@ -94,7 +94,7 @@ impl<'a> Filler<'a> {
             .or_else(|| self.create_from_released(wanted))
             .or_else(|| self.create(wanted, self.survey.goal.allowance.soft_pages))
             .or_else(|| self.remap(wanted));
-        // What comes now is worse than a chunk further away that fits.
+        // What comes now is for when no chunk fits, and one further away may.
         if found.is_some() || self.survey.reach == Reach::Near {
             return found;
         }
@@ -154,11 +154,18 @@ impl<'a> Filler<'a> {
     fn remap(&mut self, wanted: Wanted) -> Option<(Backing, PageCount)> {
         let tight = self.survey.goal.allowance.hard_pages <= self.created;
         let small_enough = self.without_headroom(wanted);
+        let chunks = self.survey.mapper.chunks();
         for wait in Wait::ALL {
             let Some((&size, of_size)) = self.unused[wait as usize].range(..=wanted.pages).next_back() else {
                 continue;
             };
             let next = *of_size.last().expect("empty lists are removed");
+            // One further away may fit better.
+            if self.survey.reach == Reach::Near
+                && !(wait == Wait::Nothing && Some(size) == chunks.largest_up_to(wanted.pages))
+            {
+                return None;
+            }
             if tight && size > small_enough && self.survey.can_go_back(&self.survey.sources.list[next]) {
                 self.give_back(wait, size);
                 return self.create_from_released(wanted);

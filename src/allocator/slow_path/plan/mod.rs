@@ -190,7 +190,7 @@ pub fn plan<D: Driver>(world: &World<'_>, states: &mut States<'_, D>, copies: &m
         let survey = Survey { mapper, target: copies.target(states, &goal), passed, goal, sources, reach };
         return if goal.apart { survey.plan_apart() } else { survey.plan().ok() };
     }
-    if let Some(sources) = copies.near(world, states, &goal, pages) {
+    if let Some(sources) = copies.near(world, states, &goal) {
         let (sources, reach) = (&sources, Reach::Near);
         let survey = Survey { mapper, target: copies.target(states, &goal), passed, goal, sources, reach };
         match survey.plan() {

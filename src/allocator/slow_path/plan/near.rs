@@ -1,9 +1,9 @@
-//! The sources that are near: the last ones in the order of all, and those that stale views of the target lead to. Mostly they
-//! are enough, and how much else is free costs nothing. They are the ones that a plan from all sources takes, too, unless a chunk
-//! that fits better lies further away.
+//! The near sources: the last ones in the order of all, and those that stale views of the target lead to. Mostly they are enough,
+//! and how much else is free costs nothing. A plan from them is the plan from all, or there is none: of the chunks that need no
+//! wait, a plan takes the largest that fits, the last of several in the order; the pool knows how large that can be.
 //!
-//! Cost: O([`LOOK_AT`] + pages of the request), and O(1) for each stale view, of which there are [`LOOK_UP`] at most. Where the
-//! near ones are not enough, it comes on top of what all cost.
+//! Cost: O([`LOOK_AT_MOST`] + pages of the request), and O(1) for each stale view, of which there are [`LOOK_UP`] at most. Where
+//! the near ones are not enough, it comes on top of what all cost.
 
 use super::super::super::streams::directory::Place;
 use super::super::super::streams::region::RegionId;
@@ -15,13 +15,14 @@ use super::{Goal, World};
 use crate::driver::Driver;
 use crate::heap::{BlockState, FreeBlock, GRANULE};
 use crate::pages::{PageCount, PageRange};
-use crate::physical::ChunkId;
+use crate::physical::{ChunkId, ChunkPool};
 use crate::segment::View;
 use crate::stream::StreamIndex;
 use std::collections::BTreeMap;
 
-/// Number of free blocks and chunks that are looked at, at least.
-const LOOK_AT: usize = 64;
+/// Number of free blocks and chunks that are looked at, at most, beside [`LOOKS_FOR_A_PAGE`] for each page that is wanted.
+const LOOK_AT_MOST: u64 = 256;
+const LOOKS_FOR_A_PAGE: u64 = 4;
 
 /// Most stale views of a target whose chunks are looked up.
 const LOOK_UP: usize = 256;
@@ -33,69 +34,120 @@ struct Cursor {
     block: Option<FreeBlock>,
 }
 
-/// A walk over the sources from the last one down, which ends once there are enough.
+/// The chunks that are missing, by size.
+#[derive(Debug)]
+struct Missing(Vec<(PageCount, u64)>);
+
+impl Missing {
+    /// The chunks that are taken for `pages` pages in a row: each as large as fits. `None` where no chunk is small enough.
+    fn new(chunks: &ChunkPool, pages: PageCount) -> Option<Self> {
+        let (mut missing, mut left) = (Vec::new(), pages);
+        while left > PageCount::ZERO {
+            let size = chunks.largest_up_to(left)?;
+            missing.push((size, left.0 / size.0));
+            left = PageCount(left.0 % size.0);
+        }
+        Some(Self(missing))
+    }
+
+    /// One of that size has been found.
+    fn found(&mut self, size: PageCount) {
+        if let Some(place) = self.0.iter().position(|(missing, _)| *missing == size) {
+            self.0[place].1 -= 1;
+            if self.0[place].1 == 0 {
+                self.0.swap_remove(place);
+            }
+        }
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A walk over the sources from the last one down.
 struct Walk<'a> {
     world: &'a World<'a>,
     goal: &'a Goal,
-    /// Pages that are wanted.
-    wanted: PageCount,
-    /// Pages of those that were found that fit and need no wait.
-    fitting: PageCount,
-    /// Number of blocks and chunks that were looked at.
-    looked_at: usize,
+    missing: Missing,
+    /// Number of blocks and chunks that may still be looked at.
+    looks: u64,
     found: Vec<Source>,
 }
 
-/// The last sources in the order of all, the last one first: as many as there are, or enough for `wanted` pages.
-pub fn walk<D: Driver>(world: &World<'_>, states: &mut States<'_, D>, goal: &Goal, wanted: PageCount) -> Vec<Source> {
-    let (fitting, looked_at, found) = (PageCount::ZERO, 0, Vec::new());
-    let mut walk = Walk { world, goal, wanted, fitting, looked_at, found };
-    for stream in states.indices().rev().filter(|stream| goal.source_stream().is_none_or(|only| only == *stream)) {
-        if walk.stream(states, stream) {
+/// How a walk goes on.
+enum Step {
+    On,
+    /// Nothing is missing any more.
+    Enough,
+    /// It has become too long.
+    TooLong,
+}
+
+/// The last sources in the order of all, the last one first, if they seem to be enough for `pages` pages.
+pub fn walk<D: Driver>(
+    world: &World<'_>,
+    states: &mut States<'_, D>,
+    goal: &Goal,
+    pages: PageCount,
+) -> Option<Vec<Source>> {
+    let missing = Missing::new(world.mapper.chunks(), pages)?;
+    let looks = LOOK_AT_MOST + LOOKS_FOR_A_PAGE * pages.0;
+    let mut walk = Walk { world, goal, missing, looks, found: Vec::new() };
+    let streams = states.indices().rev().filter(|stream| goal.source_stream().is_none_or(|only| only == *stream));
+    let mut step = if walk.missing.is_nothing() { Step::Enough } else { Step::On };
+    for stream in streams {
+        if !matches!(step, Step::On) {
             break;
         }
+        step = walk.stream(states, stream);
     }
     #[cfg(test)]
     states.interrupt();
-    walk.found
+    matches!(step, Step::Enough).then_some(walk.found)
 }
 
 impl Walk<'_> {
-    /// Goes over the free blocks of a stream. Returns whether there are enough sources.
-    fn stream<D: Driver>(&mut self, states: &mut States<'_, D>, stream: StreamIndex) -> bool {
+    /// Goes over the free blocks of a stream.
+    fn stream<D: Driver>(&mut self, states: &mut States<'_, D>, stream: StreamIndex) -> Step {
         let page_bytes = self.world.mapper.chunks().page_bytes();
         let mut runs = Vec::with_capacity(PIECE);
         let mut cursor = Some(Cursor::default());
         while let Some(from) = cursor {
             runs.clear();
             cursor = states.with(stream, |state| copy_runs_down((stream, state), &mut runs, from, page_bytes));
-            if runs.iter().any(|run| self.run(run)) {
-                return true;
+            // A stream without free blocks has been looked at, too.
+            self.looks = self.looks.saturating_sub(1);
+            for run in &runs {
+                let step = self.run(run);
+                if !matches!(step, Step::On) {
+                    return step;
+                }
+            }
+            if self.looks == 0 {
+                return Step::TooLong;
             }
         }
-        false
+        Step::On
     }
 
-    /// Goes over the chunks in a free block. Returns whether there are enough sources.
-    fn run(&mut self, run: &FreeRun) -> bool {
-        self.looked_at += 1;
+    /// Goes over the chunks in a free block.
+    fn run(&mut self, run: &FreeRun) -> Step {
+        self.looks = self.looks.saturating_sub(1);
         for source in run.sources_down(self.world.mapper) {
-            self.looked_at += 1;
-            let at_once =
-                source.stream == self.goal.stream || source.epoch <= self.world.passed[source.stream.0 as usize];
-            if at_once && source.pages.len() <= self.wanted {
-                self.fitting += source.pages.len();
-            }
+            self.looks = self.looks.saturating_sub(1);
             self.found.push(source);
-            if self.is_enough() {
-                return true;
+            if source.is_passed(self.goal.stream, self.world.passed) {
+                self.missing.found(source.pages.len());
+                if self.missing.is_nothing() {
+                    return Step::Enough;
+                }
+            }
+            if self.looks == 0 {
+                return Step::TooLong;
             }
         }
-        self.is_enough()
-    }
-
-    fn is_enough(&self) -> bool {
-        self.looked_at >= LOOK_AT && self.fitting >= self.wanted
+        Step::On
     }
 }
 
@@ -126,7 +178,7 @@ fn copy_runs_down(
     None
 }
 
-/// The near sources of a goal: those that a walk has found, and the free chunks of stale views where `target` has room. `None` where
+/// The near sources of a goal: those that a walk has found, and before them the free chunks of stale views where `target` has room. `None` where
 /// those views are too many to look at.
 pub fn near<D: Driver>(
     world: &World<'_>,
@@ -158,7 +210,8 @@ pub fn near<D: Driver>(
     let last = list.len().saturating_sub(1);
     places.values_mut().for_each(|place| *place = last - *place);
     list.reverse();
-    Some(Sources::with_places(list, places))
+    let looked_up = list.len() - walked.len();
+    Some(Sources::near(list, looked_up, places))
 }
 
 /// The source that a chunk is, if it is completely free where its bytes are allocated.
@@ -219,6 +272,7 @@ mod tests {
                 rules: Rules::default(),
                 apart: false,
             };
+            path.progress().refresh_clocks(true).unwrap();
             let passed = path.progress().passed();
             let world = World { mapper: &path.mapper, directory: &inner.shared.directory, passed: &passed };
             plans = Some([false, true].map(|all| {
@@ -235,10 +289,9 @@ mod tests {
         plans.expect("planned")
     }
 
-    /// As long as everything free is near, plans from the near sources are those from all: what is found, and what is not.
-    #[test]
-    fn plans_from_few_sources_are_plans_from_all() {
-        let driver = device(48);
+    /// What is near makes the plans that all would make: what is found, and what is not.
+    fn assert_same_plans(pages: u64, steps: u32) -> [u32; 2] {
+        let driver = device(pages);
         let mut streams = vec![MAIN];
         streams.extend([(); 2].map(|()| driver.create_stream().unwrap()));
         let allocator = Allocator::builder(driver).slack(1.0).build().unwrap();
@@ -248,8 +301,8 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % below
         };
-        let (mut near, mut revived, mut without_room) = (0, 0, 0);
-        for _ in 0..4_000 {
+        let [mut near, mut revived] = [0, 0];
+        for _ in 0..steps {
             let stream = streams[random(3) as usize];
             if random(5) < 2 && !live.is_empty() {
                 allocator.free(live.swap_remove(random(live.len() as u64) as usize)).unwrap();
@@ -262,15 +315,21 @@ mod tests {
             let [(first, looked_at_all), (all, _)] = both_plans(&allocator, 1 + random(12), stream);
             assert_eq!(format!("{first:?}"), format!("{all:?}"));
             near += u32::from(first.is_some() && !looked_at_all);
-            without_room += u32::from(first.is_none() && !looked_at_all);
             revived += u32::from(!looked_at_all && first.is_some_and(|plan| !plan.reuse.is_empty()));
         }
-        assert!(
-            near > 100 && revived > 50,
-            "{near} plans from near sources, {revived} of them with a view that is back"
-        );
-        assert_eq!(without_room, 0, "past the last mapping there is always room here");
         allocator.check();
+        [near, revived]
+    }
+
+    #[test]
+    fn plans_from_near_sources_are_plans_from_all() {
+        for pages in [48, 4_000] {
+            let [near, revived] = assert_same_plans(pages, 6_000);
+            assert!(
+                near > 200 && revived > 20,
+                "{near} plans from near sources, {revived} of them with a view that is back"
+            );
+        }
     }
 
     /// What a request costs that moves a few chunks does not depend on how many others are free.
@@ -288,7 +347,7 @@ mod tests {
     /// The last free block has more chunks than are looked at, of which those at its end are taken.
     #[test]
     fn a_large_block_gives_its_end() {
-        let pages = 4 * LOOK_AT as u64;
+        let pages = 2 * LOOK_AT_MOST;
         let driver = device(pages + 1);
         let user = driver.create_stream().unwrap();
         let allocator = Allocator::builder(driver).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
@@ -306,10 +365,10 @@ mod tests {
         allocator.free(own).unwrap();
     }
 
-    /// A chunk of the size that is wanted counts more than that it is near.
+    /// A chunk of the size that is wanted counts more than that others are near.
     #[test]
     fn a_chunk_that_fits_is_taken_from_afar() {
-        let blocks = 2 * LOOK_AT as u64;
+        let blocks = LOOK_AT_MOST;
         let allocator =
             Allocator::builder(device(4 * blocks + 2)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
         let mut of_three = Vec::new();
@@ -326,10 +385,11 @@ mod tests {
         assert_eq!(allocator.stats().chunks, 2 * blocks + 2);
         of_three.iter().chain([&single]).for_each(|block| allocator.free(*block).unwrap());
         let [(near, looked_at_all), (all, _)] = both_plans(&allocator, 4, MAIN);
-        assert!(looked_at_all, "the near ones are of three pages");
+        assert!(looked_at_all, "those that are looked at are of three pages");
         assert_eq!(format!("{near:?}"), format!("{all:?}"));
-        let sizes: Vec<_> = near.unwrap().sources().map(|source| source.pages.len().0).collect();
-        assert_eq!(sizes, [3, 1]);
+        let mut sizes: Vec<_> = near.unwrap().sources().map(|source| source.pages.len().0).collect();
+        sizes.sort_unstable();
+        assert_eq!(sizes, [1, 3]);
     }
 
     /// Others free the memory that is missing after the near sources were looked for, and before it is said that there is none.

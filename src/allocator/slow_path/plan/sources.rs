@@ -34,6 +34,11 @@ impl Source {
         (self.stream, self.region, self.pages.start)
     }
 
+    /// Whether `user` need not wait for it, where stream `i` is known to have passed epoch `passed[i]`.
+    pub fn is_passed(&self, user: StreamIndex, passed: &[u64]) -> bool {
+        self.stream == user || self.epoch <= passed[self.stream.0 as usize]
+    }
+
     /// The end of its last use where it is.
     pub fn last_use(&self) -> Fence {
         Fence { stream: self.stream, epoch: self.epoch }
@@ -67,6 +72,8 @@ impl Source {
 pub struct Sources {
     /// One for each chunk.
     pub list: Vec<Source>,
+    /// Number of those at the start of the list that are only there for stale views.
+    pub only_for_views: usize,
     places: Places,
 }
 
@@ -102,12 +109,13 @@ impl Sources {
                 }
             }
         }
-        Self { list, places: Places::OfAll(numbers) }
+        Self { list, only_for_views: 0, places: Places::OfAll(numbers) }
     }
 
-    /// Some sources, and the places of those chunks that a plan asks for.
-    pub fn with_places(list: Vec<Source>, places: BTreeMap<ChunkId, usize>) -> Self {
-        Self { list, places: Places::OfAsked(places) }
+    /// Near ones: those that are only there for stale views, so many, before the last ones of all. With the places of the chunks that
+    /// a plan asks for.
+    pub fn near(list: Vec<Source>, only_for_views: usize, places: BTreeMap<ChunkId, usize>) -> Self {
+        Self { list, only_for_views, places: Places::OfAsked(places) }
     }
 
     /// The place in the list of the source that a chunk is, if it is one.
