@@ -4,8 +4,8 @@
 //! Unmapped blocks and views change under the mapper's lock only, which whoever plans holds. So a copy that is made in pieces has
 //! all of them; what may be out of date is which bytes between them are free.
 //!
-//! Cost: O([`PIECE`](super::PIECE)) each time that a stream is locked; in all, O(unmapped blocks) of the region, and O(free blocks of a page or
-//! more) of all streams where chunks have to be found.
+//! Cost: O([`PIECE`](super::PIECE)) each time that a stream is locked; in all, O(unmapped blocks) of the region, and where near
+//! sources do not suffice, O(free blocks of a page or more) of all streams.
 
 use super::super::super::streams::region::RegionId;
 use super::super::super::streams::state::StreamState;

@@ -76,6 +76,7 @@ struct Walk<'a> {
 }
 
 /// How a walk goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     On,
     /// Nothing is missing any more.
@@ -97,14 +98,14 @@ pub fn walk<D: Driver>(
     let streams = states.indices().rev().filter(|stream| goal.source_stream().is_none_or(|only| only == *stream));
     let mut step = if walk.missing.is_nothing() { Step::Enough } else { Step::On };
     for stream in streams {
-        if !matches!(step, Step::On) {
+        if step != Step::On {
             break;
         }
         step = walk.stream(states, stream);
     }
     #[cfg(test)]
     states.interrupt();
-    matches!(step, Step::Enough).then_some(walk.found)
+    (step == Step::Enough).then_some(walk.found)
 }
 
 impl Walk<'_> {
@@ -120,7 +121,7 @@ impl Walk<'_> {
             self.looks = self.looks.saturating_sub(1);
             for run in &runs {
                 let step = self.run(run);
-                if !matches!(step, Step::On) {
+                if step != Step::On {
                     return step;
                 }
             }
@@ -178,8 +179,8 @@ fn copy_runs_down(
     None
 }
 
-/// The near sources of a goal: those that a walk has found, and before them the free chunks of stale views where `target` has room. `None` where
-/// those views are too many to look at.
+/// The near sources of a goal: those that a walk has found, and before them the free chunks of stale views where `target` has
+/// room. `None` where those views are too many to look at.
 pub fn near<D: Driver>(
     world: &World<'_>,
     states: &mut States<'_, D>,
@@ -307,6 +308,8 @@ mod tests {
             if random(5) < 2 && !live.is_empty() {
                 allocator.free(live.swap_remove(random(live.len() as u64) as usize)).unwrap();
             } else {
+                // It leaves a chunk of its size, which nothing maps.
+                drop(allocator.alloc_registered((1 + random(6)) * PAGE, stream));
                 live.extend(allocator.alloc_raw((1 + random(8)) * PAGE, stream));
             }
             if allocator.inner.shared.streams.find(stream).unwrap().lock().regions.iter().count() == 0 {

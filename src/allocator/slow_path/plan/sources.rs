@@ -112,8 +112,8 @@ impl Sources {
         Self { list, only_for_views: 0, places: Places::OfAll(numbers) }
     }
 
-    /// Near ones: those that are only there for stale views, so many, before the last ones of all. With the places of the chunks that
-    /// a plan asks for.
+    /// Near ones: those that are only there for stale views, so many, before the last ones of all. With the places of the chunks
+    /// that a plan asks for.
     pub fn near(list: Vec<Source>, only_for_views: usize, places: BTreeMap<ChunkId, usize>) -> Self {
         Self { list, only_for_views, places: Places::OfAsked(places) }
     }
