@@ -1,7 +1,8 @@
-"""PyTorch's allocator interface as an object of C++: one shim for each minor of PyTorch, chosen and proved when it is loaded.
+"""PyTorch's allocator interface as an object of C++: one shim for each minor of PyTorch, chosen when it is loaded.
 
-The object serves all that PyTorch's own allocator serves. Where there is no shim for a version of PyTorch, or the proof fails,
-PyTorch's plug-in interface is used, which has less (``docs/using/pytorch.md``).
+The object serves all that PyTorch's own allocator serves. A shim is used with the build of PyTorch whose headers it was compiled
+with, and with other builds once it is proved to fit. Where there is none for a version of PyTorch, or the proof fails, PyTorch's
+plug-in interface is used, which has less (``docs/using/pytorch.md``).
 """
 
 from __future__ import annotations
@@ -43,17 +44,20 @@ def install(torch: Any) -> Union[str, Callable[[], int]]:
     except OSError as error:
         return f"{file.name} cannot be loaded ({error})"
     shim.gapless_object_version.restype = ctypes.c_char_p
+    shim.gapless_object_commit.restype = ctypes.c_char_p
     shim.gapless_object_prepare.restype = ctypes.c_char_p
-    shim.gapless_object_prepare.argtypes = [ctypes.c_char_p]
+    shim.gapless_object_prepare.argtypes = [ctypes.c_char_p, ctypes.c_int]
     built_for = shim.gapless_object_version().decode()
     if ".".join(built_for.split(".")[:2]) != minor:
         return f"{file.name} was built for PyTorch {built_for}"
-    problem = shim.gapless_object_prepare(str(_library.path()).encode())
+    is_of_commit = _is_of_commit(torch, built_for, shim.gapless_object_commit().decode())
+    problem = shim.gapless_object_prepare(str(_library.path()).encode(), is_of_commit)
     if problem is not None:
         return f"{file.name} does not fit PyTorch {torch.__version__}: {problem.decode(errors='replace')}"
-    read = _in_a_child(lambda: _read_planted(torch, shim))
-    if read is not None:
-        return f"{file.name} does not fit PyTorch {torch.__version__}: {read}"
+    if not is_of_commit:
+        read = _in_a_child(lambda: _read_planted(torch, shim))
+        if read is not None:
+            return f"{file.name} does not fit PyTorch {torch.__version__}: {read}"
     shim.gapless_object_use(1)
     _kept.append(_frames.explain_refusals(shim.gapless_object_explain_refusals, _snapshot_of(torch)))
     is_used: Callable[[], int] = shim.gapless_object_is_used
@@ -70,6 +74,16 @@ def _snapshot_of(torch: Any) -> Callable[[], Any]:
     if "include_traces" in inspect.signature(snapshot).parameters:
         return functools.partial(snapshot, include_traces=False)
     return snapshot
+
+
+def _is_of_commit(torch: Any, version: str, commit: str) -> bool:
+    """Whether PyTorch is the release whose headers the object was compiled with, so that each reads what the other writes.
+
+    For every other one that is proved, at the price of a process and 30 ms. A build from changed sources of the commit has another
+    version than the release.
+    """
+    running = torch.__version__.split("+")[0], torch.version.git_version
+    return running == (version, commit) and not torch.version.debug
 
 
 def _read_planted(torch: Any, shim: ctypes.CDLL) -> Optional[str]:

@@ -13,8 +13,12 @@ extern "C" {
 // The version of PyTorch that this was compiled for.
 __attribute__((visibility("default"))) const char *gapless_object_version() { return GAPLESS_TORCH_VERSION; }
 
-// Makes the object on gapless's library. Returns why it cannot be used with the running PyTorch, or NULL.
-__attribute__((visibility("default"))) const char *gapless_object_prepare(const char *library) try {
+// The commit of PyTorch whose headers this was compiled with.
+__attribute__((visibility("default"))) const char *gapless_object_commit() { return GAPLESS_TORCH_COMMIT; }
+
+// Makes the object on gapless's library, and proves that its table of functions is PyTorch's where `is_of_commit` is 0. Returns why it
+// cannot be used with the running PyTorch, or NULL.
+__attribute__((visibility("default"))) const char *gapless_object_prepare(const char *library, int is_of_commit) try {
     static std::string problem;
     gapless::Library functions;
     problem = functions.open(library);
@@ -27,7 +31,9 @@ __attribute__((visibility("default"))) const char *gapless_object_prepare(const 
     }
     // Lives as long as the process: memory may be freed by whatever ends last.
     auto *object = new gapless::AllocatorObject(functions, native_allocator);
-    problem = gapless::prove_layout(object);
+    if (is_of_commit == 0) {
+        problem = gapless::prove_layout(object);
+    }
     if (!problem.empty()) {
         delete object;
         return problem.c_str();

@@ -71,6 +71,28 @@ def test_it_is_the_object():
     assert torch.cuda.memory_reserved() == 0
 
 
+@pytest.mark.parametrize(
+    "processes, change",
+    [
+        (0, ""),
+        (1, "torch.__version__ = torch.__version__.replace('+', 'a0+')"),
+        (1, "torch.version.git_version = 'another'"),
+        (1, "torch.version.debug = True"),
+    ],
+)
+def test_another_build_than_the_object_was_compiled_for_is_proved_to_fit(processes, change):
+    code = f"""
+        import sys
+        import torch
+        {change}
+        forks = []
+        sys.addaudithook(lambda event, _: event == "os.fork" and forks.append(event))
+        import gapless.torch; gapless.torch.enable()
+        print(gapless.torch.backend(), len(forks))
+    """
+    assert run(code).split() == ["object", str(processes)]
+
+
 def test_another_allocator_in_its_place_is_noticed():
     code = """
         import os

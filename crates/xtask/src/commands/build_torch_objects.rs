@@ -32,9 +32,7 @@ pub fn run(workspace: &Workspace, arguments: &TorchObjectsArguments) -> Result<(
     let cuda = cuda_headers(workspace)?;
     for version in versions {
         let torch = torch_headers(workspace, version)?;
-        let version = Version::of(version)?;
-        compile(workspace, &version, &Headers { torch, cuda: cuda.clone() }, &folder)?;
-        println!("{}", files::shown(&folder.join(version.file_name())));
+        println!("{}", files::shown(&compile(workspace, &Headers { torch, cuda: cuda.clone() }, &folder)?));
     }
     Ok(())
 }
@@ -75,7 +73,7 @@ pub fn objects(workspace: &Workspace) -> PathBuf {
 
 fn torch_headers(workspace: &Workspace, version: &str) -> Result<PathBuf, Failure> {
     let folder = workspace.installed("torch-headers").join(version);
-    let kept = ["torch/include/", "torch/lib/libc10.so", "torch/lib/libc10_cuda.so"];
+    let kept = ["torch/include/", "torch/version.py", "torch/lib/libc10.so", "torch/lib/libc10_cuda.so"];
     unpacked(workspace, &format!("torch=={version}"), &folder, &kept)?;
     Ok(folder.join("torch"))
 }

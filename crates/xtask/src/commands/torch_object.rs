@@ -17,6 +17,24 @@ pub struct Headers {
 }
 
 impl Headers {
+    /// The version of this PyTorch.
+    pub fn version(&self) -> Result<Version, Failure> {
+        Version::of(&self.said("__version__")?)
+    }
+
+    /// The commit that this PyTorch was built from.
+    fn commit(&self) -> Result<String, Failure> {
+        self.said("git_version")
+    }
+
+    /// What PyTorch says of itself in `torch/version.py`.
+    fn said(&self, name: &str) -> Result<String, Failure> {
+        let path = self.torch.join("version.py");
+        let text = files::read(&path)?;
+        let said = string_in(&text, name).map(str::to_owned);
+        said.ok_or_else(|| Failure::new(format!("{} has no {name}", path.display())))
+    }
+
     /// A library that calls PyTorch's C++ interface. CUDA's runtime is found through PyTorch's library: its version is PyTorch's
     /// business.
     pub fn library(&self, sources: Vec<PathBuf>, mut options: Vec<OsString>) -> Library {
@@ -64,19 +82,37 @@ impl Version {
     }
 }
 
-/// Compiles the object for a version into `folder`, under the name that the Python package looks for.
-pub fn compile(workspace: &Workspace, version: &Version, headers: &Headers, folder: &Path) -> Result<(), Failure> {
+/// Compiles the object for these headers into `folder`, under the name that the Python package looks for. Returns its path.
+pub fn compile(workspace: &Workspace, headers: &Headers, folder: &Path) -> Result<PathBuf, Failure> {
+    let version = headers.version()?;
     // Functions that are alike keep names of their own: the proof of the layout compares them.
     let mut options = ["-fno-ipa-icf", "-Wno-unused-parameter", "-Iinclude"].map(OsString::from).to_vec();
     options.push(format!("-DGAPLESS_TORCH={}", version.number()).into());
     options.push(format!("-DGAPLESS_TORCH_VERSION=\"{}\"", version.text).into());
+    options.push(format!("-DGAPLESS_TORCH_COMMIT=\"{}\"", headers.commit()?).into());
     let sources = files::with_ending(&workspace.path("python/src/allocator_object"), "cpp")?;
-    headers.library(sources, options).build(workspace, &folder.join(version.file_name()))
+    let library = folder.join(version.file_name());
+    headers.library(sources, options).build(workspace, &library)?;
+    Ok(library)
+}
+
+/// A string that a module of Python gives a name, on a line of its own.
+fn string_in<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = '")?.strip_suffix('\''))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_pytorch_says_of_itself_is_found() {
+        let text =
+            "from typing import Optional\n\n__version__ = '2.15.0+cu132'\ndebug = False\ngit_version = 'd0f2af8b'\n";
+        assert_eq!(string_in(text, "__version__"), Some("2.15.0+cu132"));
+        assert_eq!(string_in(text, "git_version"), Some("d0f2af8b"));
+        assert_eq!(string_in(text, "version"), None);
+    }
 
     #[test]
     fn versions_name_files_and_numbers() {

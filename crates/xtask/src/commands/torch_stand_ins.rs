@@ -3,7 +3,7 @@
 
 use super::build_torch_objects::VERSIONS;
 use super::python_package;
-use super::torch_object::{Headers, Version, compile};
+use super::torch_object::{Headers, compile};
 use crate::failure::Failure;
 use crate::workspace::Workspace;
 use crate::{files, process, python, tools};
@@ -27,9 +27,7 @@ impl StandIns {
         process::require(&["cc", &process::compiler("CXX", "c++")[0]])?;
         let this = Self::around(workspace, install_torch(workspace)?)?;
         python_package::build_torch_throw(workspace, &this.path("_torch_throw.so"))?;
-        let version = files::read(&this.headers.torch.join("version.py"))?;
-        let version = version_in(&version).ok_or_else(|| Failure::new("torch/version.py has no version"))?;
-        compile(workspace, &Version::of(version)?, &this.headers, this.folder())?;
+        compile(workspace, &this.headers, this.folder())?;
         this.compile_on_torch(workspace, "python/tests/object/tracker.cpp", "tracker.so")?;
         Ok(this)
     }
@@ -167,11 +165,6 @@ fn torch_folder(workspace: &Workspace, python: &str) -> Result<PathBuf, Failure>
     Ok(process::output(workspace.command(python).args(["-c", folder]))?.trim().into())
 }
 
-/// The version in the text of `torch/version.py`.
-fn version_in(text: &str) -> Option<&str> {
-    text.lines().find_map(|line| line.strip_prefix("__version__ = '")?.strip_suffix('\''))
-}
-
 /// The interpreter of an environment with PyTorch, numpy and pytest.
 fn install_torch(workspace: &Workspace) -> Result<String, Failure> {
     let environment = match env::var_os("GAPLESS_TORCH_ENV").filter(|folder| !folder.is_empty()) {
@@ -228,15 +221,6 @@ fn release(shown: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_version_is_found_in_the_module() {
-        assert_eq!(
-            version_in("from typing import Optional\n__version__ = '2.15.0+cu132'\ncuda = ''\n"),
-            Some("2.15.0+cu132")
-        );
-        assert_eq!(version_in("version = '2'\n"), None);
-    }
 
     #[test]
     fn the_release_is_the_first_two_numbers() {
