@@ -6,6 +6,7 @@
 //!
 //! A request that failed becomes a refused request: whether a replay has to serve it depends on what follows it in the run.
 
+mod entries;
 mod frames;
 pub(crate) mod layout;
 mod pickle;
@@ -17,9 +18,9 @@ use super::history::{Extent, History, RecordedAllocator, RecordedSettings};
 use super::trace::{PrivatePool, Recording};
 use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
 use flate2::read::MultiGzDecoder;
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 use layout::Layout;
 use places::Places;
-use std::collections::{HashMap, HashSet};
 use std::io::{self, Cursor, Read};
 
 /// The format of a file.

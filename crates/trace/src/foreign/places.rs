@@ -1,7 +1,7 @@
 //! The places in the program that its requests come from, collected while a recording is read.
 
 use crate::trace::{Origins, Stack};
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 /// Places, each identified by a number. Number 0 stands for no place.
 #[derive(Debug, Default)]

@@ -11,12 +11,14 @@
 
 use super::super::text::unpack;
 use super::super::{Header, Limits, ReadError, ReadErrorKind, Trace};
+use super::entries::{Action, Entries};
 use super::frames;
 use super::layout::{Layout, Piece};
 use super::pickle::{self, Kept, Key, Keys, Ref, Shortened, Value, Values};
 use super::{Event, Events, LiveAtEnd, NO_POOL};
 use crate::history::{RecordedAllocator, RecordedSettings};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
+use std::collections::BTreeMap;
 use std::io::Read;
 
 /// Reads a snapshot as a trace.
@@ -36,11 +38,6 @@ fn convert(name: &str, file: impl Read + Send, device: Option<usize>, limits: Li
         Value::List(entries) => values.items(entries),
         _ => &[],
     };
-    let failed = |entries: &[Ref]| entries.iter().any(|entry| values.text(*entry, key::ACTION) == Some("oom"));
-    let requests = |entries: &[Ref]| {
-        let of_block = |entry: &&Ref| matches!(values.text(**entry, key::ACTION), Some("alloc" | "free_requested"));
-        entries.iter().filter(of_block).count()
-    };
     let with_history: Vec<(usize, &[Ref])> =
         traces.iter().map(|trace| history(*trace)).enumerate().filter(|(_, entries)| !entries.is_empty()).collect();
     if let Some(wanted) = device
@@ -54,7 +51,10 @@ fn convert(name: &str, file: impl Read + Send, device: Option<usize>, limits: Li
     let (device, entries) = with_history
         .into_iter()
         .filter(|(number, _)| device.is_none_or(|wanted| wanted == *number))
-        .max_by_key(|(device, entries)| (failed(entries), requests(entries), entries.len(), std::cmp::Reverse(*device)))
+        .map(|(device, entries)| (device, Entries::new(&values, entries, key::ACTION)))
+        .max_by_key(|(device, entries)| {
+            (entries.has(Action::Oom), entries.requests(), entries.len(), std::cmp::Reverse(*device))
+        })
         .ok_or_else(|| {
             wrong(
                 "it has no history: call torch.cuda.memory._record_memory_history() at the start of the program, before \
@@ -67,14 +67,14 @@ fn convert(name: &str, file: impl Read + Send, device: Option<usize>, limits: Li
         stacks: HashMap::new(),
         frames: HashMap::new(),
         private: BTreeMap::new(),
-        late: LateFrees::of(&values, entries),
+        late: LateFrees::of(&values, &entries),
         limits,
     };
     reader.private_segments(device, top);
-    reader.history(device, top, entries)?;
+    reader.history(device, top, &entries)?;
     reader.live_at_end(device, top);
     let mut header = Header::default();
-    match reader.held(device, top, entries) {
+    match reader.held(device, top, &entries) {
         Some(held) => {
             reader.events.held_at_start_bytes = Some(held.at_start);
             reader.events.held_at_most_bytes = Some(held.at_most);
@@ -84,7 +84,7 @@ fn convert(name: &str, file: impl Read + Send, device: Option<usize>, limits: Li
         None => reader.events.contradictory = true,
     }
     if header.capacity_bytes.is_some() {
-        reader.events.layout = reader.layout(device, top, entries);
+        reader.events.layout = reader.layout(device, top, &entries);
     }
     if let Some(capacity) = header.capacity_bytes {
         header.note("capacity_bytes", capacity.to_string());
@@ -97,7 +97,7 @@ fn convert(name: &str, file: impl Read + Send, device: Option<usize>, limits: Li
     }
     header.note("made", "PyTorch memory snapshot".into());
     header.note("device", device.to_string());
-    let allocator = reader.allocator(device, top, entries);
+    let allocator = reader.allocator(device, top, &entries);
     reader.events.into_trace(name, header, allocator, limits)
 }
 
@@ -134,28 +134,30 @@ struct LateFrees {
 }
 
 impl LateFrees {
-    fn of(values: &Values, entries: &[Ref]) -> Self {
+    fn of(values: &Values, entries: &Entries<'_>) -> Self {
         let mut late = Self::default();
+        if !entries.has(Action::Oom) {
+            return late;
+        }
         // By address: the entries of frees that no request was refused after, and the frees that are late.
         let mut requested: HashMap<u64, usize> = HashMap::new();
         let mut waiting: HashSet<u64> = HashSet::new();
-        for (number, &entry) in entries.iter().enumerate() {
-            let addr = values.number(entry, key::ADDR);
-            match (values.text(entry, key::ACTION), addr) {
-                (Some("free_requested"), Some(addr)) => {
+        for (number, (action, entry)) in entries.iter().enumerate() {
+            match (action, values.number(entry, key::ADDR)) {
+                (Action::FreeRequested, Some(addr)) => {
                     requested.insert(addr, number);
                 }
-                (Some("free_completed"), Some(addr)) => {
+                (Action::FreeCompleted, Some(addr)) => {
                     requested.remove(&addr);
                     if waiting.remove(&addr) {
                         late.completed.insert(number);
                     }
                 }
-                (Some("alloc"), Some(addr)) => {
+                (Action::Alloc, Some(addr)) => {
                     requested.remove(&addr);
                     waiting.remove(&addr);
                 }
-                (Some("oom"), _) => {
+                (Action::Oom, _) => {
                     for (addr, number) in requested.drain() {
                         late.requested.insert(number);
                         waiting.insert(addr);
@@ -169,17 +171,17 @@ impl LateFrees {
 }
 
 impl Reader<'_> {
-    fn history(&mut self, device: usize, top: Ref, entries: &[Ref]) -> Result<(), ReadErrorKind> {
+    fn history(&mut self, device: usize, top: Ref, entries: &Entries<'_>) -> Result<(), ReadErrorKind> {
         let mut annotations = self.annotations(device, top);
         annotations.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
-        for (number, &entry) in entries.iter().enumerate() {
-            let time = self.values.number(entry, key::TIME_US).unwrap_or(0);
-            while annotations.last().is_some_and(|(at, _)| *at <= time) {
-                if let Some((_, label)) = annotations.pop() {
+        for (number, (action, entry)) in entries.iter().enumerate() {
+            if !annotations.is_empty() {
+                let time = self.values.number(entry, key::TIME_US).unwrap_or(0);
+                while let Some((_, label)) = annotations.pop_if(|(at, _)| *at <= time) {
                     self.events.mark(label, &self.limits)?;
                 }
             }
-            self.entry(number, entry)?;
+            self.entry(number, action, entry)?;
         }
         while let Some((_, label)) = annotations.pop() {
             self.events.mark(label, &self.limits)?;
@@ -187,23 +189,26 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn entry(&mut self, number: usize, entry: Ref) -> Result<(), ReadErrorKind> {
+    fn entry(&mut self, number: usize, action: Action, entry: Ref) -> Result<(), ReadErrorKind> {
         let wrong = |reason: String| ReadErrorKind::NotASnapshot { reason: format!("entry {number}: {reason}") };
-        let action = self.values.text(entry, key::ACTION).ok_or_else(|| wrong("it has no 'action'".into()))?;
         match action {
-            "alloc" | "free_requested" | "oom" => {}
+            Action::Alloc | Action::FreeRequested | Action::Oom => {}
             // Most frees are completed at once, and have been seen before.
-            "free_completed" if self.late.completed.contains(&number) => {}
-            "user_defined" => return self.step(entry),
+            Action::FreeCompleted if self.late.completed.contains(&number) => {}
+            Action::UserDefined => return self.step(entry),
+            Action::Missing => return Err(wrong("it has no 'action'".into())),
             _ => return Ok(()),
         }
         let field = |(name, key): (&str, Key)| {
-            self.values.number(entry, key).ok_or_else(|| wrong(format!("'{action}' without a number '{name}'")))
+            self.values.number(entry, key).ok_or_else(|| {
+                let action = self.values.text(entry, key::ACTION).unwrap_or_default();
+                wrong(format!("'{action}' without a number '{name}'"))
+            })
         };
         let (bytes, stream) = (field(("size", key::SIZE))?, field(("stream", key::STREAM))?);
         let addr = || field(("addr", key::ADDR));
         let event = match action {
-            "alloc" => {
+            Action::Alloc => {
                 let addr = addr()?;
                 Event::Alloc {
                     addr,
@@ -212,7 +217,7 @@ impl Reader<'_> {
                     origin: self.origin(entry, key::FRAMES),
                 }
             }
-            "oom" => Event::Failed {
+            Action::Oom => Event::Failed {
                 bytes,
                 stream: self.stream(entry, None, stream),
                 origin: self.origin(entry, key::FRAMES),
@@ -337,7 +342,7 @@ impl Reader<'_> {
     }
 
     /// Returns what PyTorch held over time, or `None` if that comes out negative, so that segments are missing.
-    fn held(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<Held> {
+    fn held(&self, device: usize, top: Ref, entries: &Entries<'_>) -> Option<Held> {
         let values = self.values;
         let sizes =
             self.segments(device, top).into_iter().filter_map(|segment| values.number(segment, key::TOTAL_SIZE));
@@ -345,12 +350,12 @@ impl Reader<'_> {
         let (mut held, mut most, mut least, mut capacity) = (at_end, at_end, at_end, None);
         let mut failure_seen = false;
         let mut most_capacity = 0;
-        for &entry in entries.iter().rev() {
-            let bytes = i128::from(values.number(entry, key::SIZE).unwrap_or(0));
-            match values.text(entry, key::ACTION) {
-                Some("segment_alloc" | "segment_map") => held -= bytes,
-                Some("segment_free" | "segment_unmap") => held += bytes,
-                Some("oom") => {
+        for (action, entry) in entries.iter().rev() {
+            let bytes = || i128::from(values.number(entry, key::SIZE).unwrap_or(0));
+            match action {
+                Action::SegmentAlloc | Action::SegmentMap => held -= bytes(),
+                Action::SegmentFree | Action::SegmentUnmap => held += bytes(),
+                Action::Oom => {
                     let now = values.number(entry, key::DEVICE_FREE).map(|free| held + i128::from(free));
                     if !failure_seen {
                         (failure_seen, capacity) = (true, now);
@@ -374,7 +379,7 @@ impl Reader<'_> {
 
     /// Returns what PyTorch held, and where, when it last ran out of memory: what it held at the end, without what happened since.
     /// `None` if the entries do not fit together with what was held at the end.
-    fn layout(&self, device: usize, top: Ref, entries: &[Ref]) -> Option<Layout> {
+    fn layout(&self, device: usize, top: Ref, entries: &Entries<'_>) -> Option<Layout> {
         let values = self.values;
         let mut layout = Layout::default();
         let mut left = self.limits.ops;
@@ -400,27 +405,26 @@ impl Reader<'_> {
                 addr = addr.saturating_add(bytes);
             }
         }
-        for &entry in entries.iter().rev() {
+        for (action, entry) in entries.iter().rev() {
             let number = |key| values.number(entry, key);
-            let action = values.text(entry, key::ACTION)?;
-            if action == "oom" {
+            if action == Action::Oom {
                 layout.device_free_bytes = number(key::DEVICE_FREE)?;
                 return Some(layout);
             }
             let (Some(addr), Some(bytes)) = (number(key::ADDR), number(key::SIZE)) else { continue };
             let rounded = bytes.div_ceil(ROUNDING_BYTES).saturating_mul(ROUNDING_BYTES);
             match action {
-                "alloc" => layout.drop_block(addr),
-                "free_completed" => layout.block(addr, rounded, true),
-                "free_requested" => layout.block(addr, rounded, false),
-                "segment_alloc" | "segment_map" => layout.drop_range(addr, bytes),
-                "segment_free" | "segment_unmap" => {
+                Action::Alloc => layout.drop_block(addr),
+                Action::FreeCompleted => layout.block(addr, rounded, true),
+                Action::FreeRequested => layout.block(addr, rounded, false),
+                Action::SegmentAlloc | Action::SegmentMap => layout.drop_range(addr, bytes),
+                Action::SegmentFree | Action::SegmentUnmap => {
                     let pool = self.pool(entry, key::POOL_ID);
                     let piece = Piece {
                         bytes,
                         stream: number(key::STREAM).unwrap_or(0),
                         private: pool.is_some_and(|pool| pool != NO_POOL),
-                        grows: action == "segment_unmap",
+                        grows: action == Action::SegmentUnmap,
                     };
                     layout.hold(addr, piece);
                 }
@@ -432,7 +436,7 @@ impl Reader<'_> {
 
     /// Returns whose snapshot it is. gapless's plug-in names itself among the settings. Its allocator object has PyTorch's settings
     /// there, and memory that grows although these say that no segment does.
-    fn allocator(&self, device: usize, top: Ref, entries: &[Ref]) -> RecordedAllocator {
+    fn allocator(&self, device: usize, top: Ref, entries: &Entries<'_>) -> RecordedAllocator {
         let values = self.values;
         let Some(settings) = values.field_ref(top, key::ALLOCATOR_SETTINGS) else { return RecordedAllocator::PyTorch };
         if values.text(settings, key::BACKEND) == Some("gapless") {
@@ -441,8 +445,7 @@ impl Reader<'_> {
         let grows = |segment: &Ref| matches!(values.field(*segment, key::IS_EXPANDABLE), Some(Value::Bool(true)));
         let segments = self.segments(device, top);
         let is_off = matches!(values.field(settings, key::EXPANDABLE), Some(Value::Bool(false)));
-        let fixed = entries.iter().any(|entry| values.text(*entry, key::ACTION) == Some("segment_alloc"));
-        if is_off && !fixed && !segments.is_empty() && segments.iter().all(grows) {
+        if is_off && !entries.has(Action::SegmentAlloc) && !segments.is_empty() && segments.iter().all(grows) {
             return RecordedAllocator::Gapless;
         }
         RecordedAllocator::PyTorch

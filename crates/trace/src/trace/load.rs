@@ -1,11 +1,12 @@
 //! Reading a trace: ids become slots, and what is wrong is refused.
 
+use super::ids::{Ids, Use};
 use super::{Recording, Trace};
 use crate::awake::Awake;
 use crate::error::{ReadError, ReadErrorKind};
 use crate::history::RecordedAllocator;
 use crate::{Header, Limits, Op, Tags, TextReader, TraceOp};
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt};
 use std::collections::hash_map::Entry;
 
 impl Trace {
@@ -45,8 +46,7 @@ impl Trace {
 /// The state while a trace is read.
 struct Loader {
     limits: Limits,
-    /// The slot of every id seen so far, or [`FREED`] after its free.
-    slot_of: HashMap<u64, u32>,
+    ids: Ids,
     /// Size of the block in each slot, in bytes.
     bytes_of: Vec<u64>,
     empty_slots: Vec<u32>,
@@ -69,7 +69,7 @@ impl Loader {
     fn new(limits: Limits) -> Self {
         Self {
             limits,
-            slot_of: HashMap::new(),
+            ids: Ids::new(),
             bytes_of: Vec::new(),
             empty_slots: Vec::new(),
             stream_of: HashMap::new(),
@@ -119,11 +119,10 @@ impl Loader {
         let op = match op {
             TraceOp::Alloc { id, bytes, stream, tag } => self.alloc(id, bytes, stream, tag)?,
             TraceOp::Free { id } => {
-                let slot = self.slot_of.get_mut(&id).ok_or(ReadErrorKind::UnknownId { id })?;
-                let slot = std::mem::replace(slot, FREED);
-                if slot == FREED {
-                    return Err(ReadErrorKind::AlreadyFreed { id });
-                }
+                let slot = match self.ids.free(id).ok_or(ReadErrorKind::UnknownId { id })? {
+                    Use::Live(slot) => slot,
+                    Use::Freed => return Err(ReadErrorKind::AlreadyFreed { id }),
+                };
                 self.live_bytes -= self.bytes_of[slot as usize];
                 self.empty_slots.push(slot);
                 Op::Free { slot }
@@ -180,16 +179,15 @@ impl Loader {
     fn alloc(&mut self, id: u64, bytes: u64, stream: u64, tag: Option<Box<str>>) -> Result<Op, ReadErrorKind> {
         let stream = self.stream(stream)?;
         let tag = tag.map_or(Ok(0), |name| self.tag(name))?;
-        let Entry::Vacant(entry) = self.slot_of.entry(id) else {
+        let slot = self.empty_slots.last().copied().unwrap_or(self.slots);
+        if !self.ids.insert(id, slot) {
             return Err(ReadErrorKind::DuplicateId { id });
-        };
+        }
         self.live_bytes = self.live_bytes.checked_add(bytes).ok_or(ReadErrorKind::TooManyBytes)?;
-        let slot = self.empty_slots.pop().unwrap_or_else(|| {
+        if self.empty_slots.pop().is_none() {
             self.bytes_of.push(0);
             self.slots += 1;
-            self.slots - 1
-        });
-        entry.insert(slot);
+        }
         self.bytes_of[slot as usize] = bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         self.allocations += 1;
@@ -198,8 +196,6 @@ impl Loader {
     }
 }
 
-/// Marks an id in `Loader::slot_of` as freed. It is not a slot, since there are fewer than [`MOST_OPS`] slots.
-const FREED: u32 = u32::MAX;
 const MOST_OPS: usize = 1 << 31;
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //!
 //! Threads: any, since a trace is immutable. Memory: 16 bytes per op.
 
+mod ids;
 mod load;
 mod paths;
 

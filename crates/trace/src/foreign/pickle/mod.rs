@@ -11,6 +11,7 @@
 //! Protocols 0 to 5, without the text opcodes of protocol 0 and without out-of-band buffers. Opcodes are documented in
 //! Python's `pickletools`.
 
+mod ahead;
 mod input;
 mod values;
 
@@ -27,23 +28,25 @@ pub use values::{Kept, Key, Keys, Ref, Shortened, Value, Values};
 pub const PROTO: u8 = 0x80;
 
 /// Reads one pickle, and nothing after it. Returns all values, and the number of the pickle's own value. Dictionaries
-/// and lists keep only what `kept` says.
-pub fn read(source: impl Read, gzip: bool, kept: Kept) -> Result<(Values, Ref), ReadErrorKind> {
-    Machine {
-        input: Input::new(source),
-        gzip,
-        values: Values::new(kept),
-        stack: Vec::new(),
-        marks: Vec::new(),
-        memo: Vec::new(),
-        memo_len: 0,
-        small: [NONE; 256],
-    }
-    .run()
+/// and lists keep only what `kept` says. A large source is read ahead on another thread.
+pub fn read(source: impl Read + Send, gzip: bool, kept: Kept) -> Result<(Values, Ref), ReadErrorKind> {
+    std::thread::scope(|scope| {
+        let machine = Machine {
+            input: Input::new(source, scope),
+            gzip,
+            values: Values::new(kept),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: Vec::new(),
+            memo_len: 0,
+            small: [NONE; 256],
+        };
+        machine.run()
+    })
 }
 
-struct Machine<R> {
-    input: Input<R>,
+struct Machine<'scope, 'env, R> {
+    input: Input<'scope, 'env, R>,
     gzip: bool,
     values: Values,
     stack: Vec<Ref>,
@@ -56,7 +59,7 @@ struct Machine<R> {
     small: [Ref; 256],
 }
 
-impl<R: Read> Machine<R> {
+impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
     fn run(mut self) -> Result<(Values, Ref), ReadErrorKind> {
         loop {
             let [opcode] = self.array()?;
@@ -187,6 +190,7 @@ impl<R: Read> Machine<R> {
                 b'j' => {
                     let index = u32::from_le_bytes(self.array()?);
                     self.fetch(index as usize)?;
+                    self.fetch_more();
                 }
                 b'c' | 0x93 | b'R' | b'b' | b'o' | b'i' | 0x81 | 0x92 | b'P' | b'Q' | 0x82..=0x84 => {
                     return Err(self.bad(
@@ -221,11 +225,15 @@ impl<R: Read> Machine<R> {
 
     /// Checks that there is memory for so many bytes more, before they are used.
     fn reserve(&self, bytes: usize) -> Result<(), ReadErrorKind> {
-        let stacks = size_of_val(&self.stack[..]) + size_of_val(&self.marks[..]) + size_of_val(&self.memo[..]);
-        if bytes > MOST_BYTES.saturating_sub(self.values.bytes() + stacks) {
-            return Err(self.bad(format!("the values take more than {} MiB of memory", MOST_BYTES >> 20)));
+        if self.has_room(bytes) {
+            return Ok(());
         }
-        Ok(())
+        Err(self.bad(format!("the values take more than {} MiB of memory", MOST_BYTES >> 20)))
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        let stacks = size_of_val(&self.stack[..]) + size_of_val(&self.marks[..]) + size_of_val(&self.memo[..]);
+        bytes <= MOST_BYTES.saturating_sub(self.values.bytes() + stacks)
     }
 
     fn push(&mut self, value: Value) -> Result<(), ReadErrorKind> {
@@ -343,6 +351,23 @@ impl<R: Read> Machine<R> {
         }
     }
 
+    /// Fetches the memo entries that come next in the buffer, as [`fetch`](Self::fetch) would one by one: most of a snapshot is
+    /// stacks, which are lists of frames that were written before.
+    fn fetch_more(&mut self) {
+        let (fetches, _) = self.input.buffered().as_chunks::<5>();
+        let fetches = &fetches[..fetches.len().min(MOST_AT_ONCE)];
+        if !self.has_room(size_of::<Ref>() * fetches.len()) {
+            return;
+        }
+        let before = self.stack.len();
+        let memo = &self.memo;
+        self.stack.extend(fetches.iter().map_while(|&[opcode, a, b, c, d]| {
+            let value = memo.get(u32::from_le_bytes([a, b, c, d]) as usize).copied();
+            value.filter(|value| opcode == b'j' && *value != NONE)
+        }));
+        self.input.consume(5 * (self.stack.len() - before));
+    }
+
     /// Reads a little-endian number in two's complement. If it does not fit, its value does not matter here, and it
     /// becomes a float.
     fn long(&mut self, length: usize) -> Result<(), ReadErrorKind> {
@@ -398,4 +423,6 @@ const MOST_BYTES: usize = 1 << 30;
 const MOST_GAP: usize = 1 << 10;
 /// Stands for no value. There are fewer of them, since each counts towards the limit of memory.
 const NONE: Ref = Ref::MAX;
+/// Most memo entries that are fetched at once: a stack has fewer.
+const MOST_AT_ONCE: usize = 128;
 const NEWEST_PROTOCOL: u8 = 5;

@@ -175,3 +175,45 @@ fn lists_that_are_equal_are_kept_once() {
     assert!(kept(KEPT) > 100 * 1_000 * size_of::<Ref>());
     assert!(kept(LARGEST) < 100 * 100 + 1_100 * size_of::<Ref>());
 }
+
+/// A list of one value, `count` times, which are fetched from the memo; longer than what is read without a thread.
+fn fetches(count: usize) -> Vec<u8> {
+    let mut bytes = b"\x80\x04](K\x07r\x2c\x01\0\0".to_vec();
+    bytes.extend(b"j\x2c\x01\0\0".repeat(count));
+    bytes
+}
+
+#[test]
+fn memo_entries_are_fetched_in_runs() {
+    let bytes = [&fetches(700_000)[..], b"h\x01e."].concat();
+    // The last one is none that was written.
+    let problem = "memo entry 1 was never written: the file is damaged";
+    assert!(fails(&bytes).ends_with(problem), "{}", fails(&bytes));
+    for end in [&b"e."[..], b"K\x07j\x2c\x01\0\0e."] {
+        let bytes = [&fetches(700_000)[..], end].concat();
+        let (values, items) = items(&bytes, KEPT);
+        assert!(items.len() >= 700_001 && items.iter().all(|item| matches!(values.get(*item), Value::Int(7))));
+        for cut in 1..end.len() {
+            assert!(fails(&bytes[..bytes.len() - cut]).ends_with("the pickle ends too early: the file was cut short"));
+        }
+    }
+    let bytes = [&fetches(10)[..], b"j\x2d\x01\0\0e."].concat();
+    let found = fails(&bytes);
+    let problem = "memo entry 301 was never written: the file is damaged";
+    assert!(found.ends_with(problem) && found.contains(&format!("{}", bytes.len() - 2)), "{found}");
+}
+
+/// What comes after the pickle is not read, so that a source may stay open.
+#[test]
+fn a_short_source_is_read_no_further_than_its_pickle() {
+    struct Open<'a>(&'a [u8]);
+
+    impl Read for Open<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            assert!(!self.0.is_empty(), "it would wait");
+            self.0.read(buffer)
+        }
+    }
+
+    assert!(read(Open(&[&fetches(1_000)[..], b"e."].concat()), false, KEPT).is_ok());
+}

@@ -1,7 +1,7 @@
 //! The values of a pickle, in little memory: 16 bytes each, and 4 bytes for each item that is kept.
 
 use crate::error::excerpt;
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt};
 use std::num::NonZero;
 use std::rc::Rc;
 
@@ -134,9 +134,9 @@ pub struct Values {
     texts: Vec<(Box<str>, Option<Key>)>,
     lists: Vec<Vec<Ref>>,
     fields: Vec<Ref>,
-    /// The lists that were shortened and are kept as a whole, each once, with their numbers.
+    /// The lists that were shortened and are kept as a whole, each once, and what they were shortened to.
     whole: Vec<Rc<[Ref]>>,
-    numbers_of_whole: HashMap<Rc<[Ref]>, WholeRef>,
+    shortened: HashMap<Rc<[Ref]>, Shortened>,
     /// Memory that these take, in bytes.
     whole_bytes: usize,
     /// Memory of the texts and lists, in bytes.
@@ -157,7 +157,7 @@ impl Values {
             lists: Vec::new(),
             fields: Vec::new(),
             whole: Vec::new(),
-            numbers_of_whole: HashMap::new(),
+            shortened: HashMap::new(),
             whole_bytes: 0,
             heap_bytes: 0,
             kept,
@@ -339,33 +339,31 @@ impl Values {
     fn shorten(&mut self, key: Key, value: Ref) {
         let Some((_, choose)) = self.kept.shortened.filter(|(of, _)| *of == key) else { return };
         let Value::List(list) = self.get(value) else { return };
-        if let Some(item) = choose(self, self.items(list)) {
-            let items = std::mem::take(&mut self.lists[list.0 as usize]);
-            if list.0 as usize + 1 == self.lists.len() {
-                self.lists.pop();
-            }
-            self.heap_bytes -= Self::bytes_of_list(items.len());
-            let whole = self.keep_whole(&items);
-            self.all[value as usize] = Value::Shortened(Shortened { item, whole });
+        let known = self.shortened.get(self.items(list)).copied();
+        let Some(item) = known.map(|known| known.item).or_else(|| choose(self, self.items(list))) else { return };
+        let items = std::mem::take(&mut self.lists[list.0 as usize]);
+        if list.0 as usize + 1 == self.lists.len() {
+            self.lists.pop();
         }
+        self.heap_bytes -= Self::bytes_of_list(items.len());
+        let shortened = known.unwrap_or_else(|| self.keep_whole(&items, item));
+        self.all[value as usize] = Value::Shortened(shortened);
     }
 
-    /// Returns the number of a list that is kept as a whole, or `None` where there is no room for it.
-    fn keep_whole(&mut self, items: &[Ref]) -> Option<WholeRef> {
-        if let Some(&known) = self.numbers_of_whole.get(items) {
-            return Some(known);
-        }
+    /// Keeps a list as a whole where there is room for it.
+    fn keep_whole(&mut self, items: &[Ref], item: Ref) -> Shortened {
         let bytes = size_of_val(items) + BYTES_OF_WHOLE;
         if self.whole_bytes + bytes > MOST_WHOLE_BYTES {
-            return None;
+            return Shortened { item, whole: None };
         }
         let items: Rc<[Ref]> = items.into();
         self.whole.push(Rc::clone(&items));
         let number = WholeRef(NonZero::new(index(self.whole.len())).expect("it holds one"));
-        self.numbers_of_whole.insert(items, number);
+        let shortened = Shortened { item, whole: Some(number) };
+        self.shortened.insert(items, shortened);
         self.whole_bytes += bytes;
         self.heap_bytes += bytes;
-        Some(number)
+        shortened
     }
 }
 
