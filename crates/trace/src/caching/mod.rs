@@ -31,6 +31,7 @@ mod collect;
 mod divisions;
 mod error;
 mod expandable;
+mod free;
 mod grow;
 mod kind;
 mod pool;
@@ -259,19 +260,16 @@ impl<D: Driver> CachingAllocator<D> {
     /// Takes the free block that fits best, if there is one (`get_free_block`).
     fn take_best_fit(&mut self, size: u64, kind: PoolKind, stream: StreamId) -> Option<BlockId> {
         self.pool(kind).searches += 1;
-        let mut fits = self.pool_of(kind).fits(stream, size);
-        let (mut bytes, mut block) = fits.next()?;
+        let (mut bytes, mut block) = self.pool_of(kind).best_fit(stream, size)?;
         if self.settings.expandable_segments {
             // A block counts with the addresses after it that memory can be mapped at: so that room to grow is kept for
             // requests that need it, larger blocks are preferred as long as they can grow less.
-            for (next_bytes, next) in fits {
+            for (next_bytes, next) in self.pool_of(kind).fits(stream, size).skip(1) {
                 if self.blocks.expandable_bytes(next) >= self.blocks.expandable_bytes(block) {
                     break;
                 }
                 (bytes, block) = (next_bytes, next);
             }
-        } else {
-            drop(fits);
         }
         if !split::may_serve(&self.settings, bytes, size) {
             return None;

@@ -1,60 +1,45 @@
 //! The blocks of one pool that are not live: the free ones for best fit, the unmapped ones by address.
 //!
 //! Free blocks are ordered by (stream, bytes, address), like the `std::set` in PyTorch: the best fit for a stream is its
-//! first entry at or after (bytes, 0), which is the lowest address among equal sizes. Each stream has a map of its own, whose
-//! keys are one number, since a replay spends most of its time in them.
+//! first entry at or after (bytes, 0), which is the lowest address among equal sizes.
 
 use super::blocks::BlockId;
+use super::free::FreeBlocks;
 use gapless::units::{DeviceAddr, StreamId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Size and address of a free block, in this order.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Free(u128);
-
-impl Free {
-    fn new(bytes: u64, addr: DeviceAddr) -> Self {
-        Self(u128::from(bytes) << u64::BITS | u128::from(addr.0))
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "the upper half of 128 bits")]
-    const fn bytes(self) -> u64 {
-        (self.0 >> u64::BITS) as u64
-    }
-}
-
 #[derive(Default)]
 pub(super) struct Pool {
-    free: BTreeMap<StreamId, BTreeMap<Free, BlockId>>,
+    free: BTreeMap<StreamId, FreeBlocks>,
     unmapped: BTreeSet<(StreamId, DeviceAddr, BlockId)>,
     /// Number of searches for a free block, which is what the age of free blocks is counted in.
     pub(super) searches: u64,
 }
 
 impl Pool {
+    /// Returns the smallest free block of `stream` with at least `bytes` bytes: its size, and its number.
+    pub(super) fn best_fit(&self, stream: StreamId, bytes: u64) -> Option<(u64, BlockId)> {
+        self.free.get(&stream)?.best_fit(bytes)
+    }
+
     /// Returns the free blocks of `stream` with at least `bytes` bytes, the smallest first.
     pub(super) fn fits(&self, stream: StreamId, bytes: u64) -> impl Iterator<Item = (u64, BlockId)> {
-        let from = Free::new(bytes, DeviceAddr(0));
-        self.free
-            .get(&stream)
-            .into_iter()
-            .flat_map(move |free| free.range(from..))
-            .map(|(key, block)| (key.bytes(), *block))
+        self.free.get(&stream).into_iter().flat_map(move |free| free.fits(bytes))
     }
 
     pub(super) fn insert(&mut self, stream: StreamId, bytes: u64, addr: DeviceAddr, block: BlockId) {
-        let old = self.free.entry(stream).or_default().insert(Free::new(bytes, addr), block);
-        debug_assert!(old.is_none(), "{block:?} is already free");
+        let is_new = self.free.entry(stream).or_default().insert(bytes, addr, block);
+        debug_assert!(is_new, "{block:?} is already free");
     }
 
     pub(super) fn remove(&mut self, stream: StreamId, bytes: u64, addr: DeviceAddr, block: BlockId) {
-        let known = self.free.get_mut(&stream).and_then(|free| free.remove(&Free::new(bytes, addr)));
-        debug_assert_eq!(known, Some(block), "{block:?} is not free");
+        let known = self.free.get_mut(&stream).is_some_and(|free| free.remove(bytes, addr, block));
+        debug_assert!(known, "{block:?} is not free");
     }
 
     /// Returns all free blocks in order.
     pub(super) fn blocks(&self) -> Vec<BlockId> {
-        self.free.values().flat_map(BTreeMap::values).copied().collect()
+        self.free.values().flat_map(|free| free.fits(0)).map(|(_, block)| block).collect()
     }
 
     /// Returns the unmapped blocks of `stream`, the lowest address first.

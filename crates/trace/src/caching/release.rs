@@ -37,8 +37,7 @@ impl<D: Driver> CachingAllocator<D> {
         };
         let wanted = size.max(limit);
         let mut waited = Waited::No;
-        let fit = self.pool_of(kind).fits(stream, wanted).next();
-        if let Some((_, block)) = fit {
+        if let Some((_, block)) = self.pool_of(kind).best_fit(stream, wanted) {
             self.destroy_segment(block, &mut waited)?;
             return Ok(true);
         }
