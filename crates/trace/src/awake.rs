@@ -36,8 +36,12 @@ impl Awake {
         match *op {
             Op::Alloc { slot, tag, bytes, .. } => {
                 let (slot, number) = (slot as usize, usize::from(tag));
-                self.blocks.resize(self.blocks.len().max(slot + 1), Block::default());
-                self.tags.resize(self.tags.len().max(number + 1), TagState::default());
+                if slot >= self.blocks.len() {
+                    self.blocks.resize(slot + 1, Block::default());
+                }
+                if number >= self.tags.len() {
+                    self.tags.resize(number + 1, TagState::default());
+                }
                 self.tags[number].awake_bytes += bytes;
                 self.blocks[slot] = Block { bytes, tag, born: self.tags[number].sleeps };
             }

@@ -11,10 +11,18 @@
 
 use super::blocks::BlockId;
 use gapless::units::DeviceAddr;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// Size, address and number of a free block, in this order.
 type Free = (u64, DeviceAddr, BlockId);
+
+/// Returns where a block is in a list, or where it belongs.
+fn place_of(few: &[Free], free: &Free) -> Result<usize, usize> {
+    // As one number, size and address are compared in one step.
+    let key = |free: &Free| Reverse(u128::from(free.0) << u64::BITS | u128::from(free.1.0));
+    few.binary_search_by_key(&key(free), key)
+}
 
 /// The blocks. Bins are made up to that of the largest block so far.
 #[derive(Default)]
@@ -25,6 +33,7 @@ pub(super) struct FreeBlocks {
 }
 
 enum Bin {
+    /// The first block in order is the last one, since it is the one that is taken most.
     Few(Vec<Free>),
     Many(BTreeSet<Free>),
 }
@@ -84,7 +93,7 @@ impl Bin {
     fn insert(&mut self, free: Free) -> bool {
         match self {
             Self::Few(few) => {
-                let Err(place) = few.binary_search(&free) else { return false };
+                let Err(place) = place_of(few, &free) else { return false };
                 if few.len() < FEW {
                     few.insert(place, free);
                 } else {
@@ -99,14 +108,14 @@ impl Bin {
     fn remove(&mut self, free: Free) -> bool {
         match self {
             Self::Few(few) => {
-                let Ok(place) = few.binary_search(&free) else { return false };
+                let Ok(place) = place_of(few, &free) else { return false };
                 few.remove(place);
                 true
             }
             Self::Many(many) => {
                 let was_there = many.remove(&free);
                 if many.len() <= FEW / 2 {
-                    *self = Self::Few(std::mem::take(many).into_iter().collect());
+                    *self = Self::Few(std::mem::take(many).into_iter().rev().collect());
                 }
                 was_there
             }
@@ -121,7 +130,7 @@ impl Bin {
     fn from(&self, bytes: u64) -> impl Iterator<Item = Free> {
         let first = (bytes, DeviceAddr(0), BlockId::FIRST);
         let (few, many) = match self {
-            Self::Few(few) => (Some(&few[few.partition_point(|free| *free < first)..]), None),
+            Self::Few(few) => (Some(few[..few.partition_point(|free| *free >= first)].iter().rev()), None),
             Self::Many(many) => (None, Some(many.range(first..))),
         };
         few.into_iter().flatten().chain(many.into_iter().flatten()).copied()
@@ -129,7 +138,7 @@ impl Bin {
 
     fn first_from(&self, bytes: u64) -> Option<Free> {
         match self {
-            Self::Few(few) => few.iter().find(|free| free.0 >= bytes).copied(),
+            Self::Few(few) => few.iter().rfind(|free| free.0 >= bytes).copied(),
             Self::Many(many) => many.range((bytes, DeviceAddr(0), BlockId::FIRST)..).next().copied(),
         }
     }
