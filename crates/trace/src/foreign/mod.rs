@@ -15,7 +15,7 @@ pub mod rmm;
 pub mod snapshot;
 
 use super::history::{Extent, History, RecordedAllocator, RecordedSettings};
-use super::trace::{PrivatePool, Recording};
+use super::trace::{Loader, PrivatePool, Recording};
 use super::{Header, Limits, ReadErrorKind, Trace, TraceOp};
 use flate2::read::MultiGzDecoder;
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
@@ -211,7 +211,7 @@ impl Events {
         let before = self.live_at_start();
         let history = self.history(&before);
         let Self { events, labels, places, private, layout, settings, taken_by_others, .. } = self;
-        let mut ops = Vec::with_capacity(before.len() + events.len());
+        let mut trace = Loader::new(limits);
         let mut of_op = Vec::new();
         let mut live: HashMap<u64, Live> = HashMap::new();
         let mut waiting: HashMap<u64, u64> = HashMap::new();
@@ -221,14 +221,14 @@ impl Events {
             next_id += 1;
             next_id
         };
-        let mut note = |ops: &mut Vec<TraceOp>, op, origin| {
-            ops.push(op);
+        let mut note = |trace: &mut Loader, op, origin| {
             of_op.push(origin);
+            trace.push(op)
         };
         for LiveAtEnd { addr, bytes, stream, origin } in before {
             let id = fresh();
-            live.insert(addr, Live { id, op: ops.len() as u64 });
-            note(&mut ops, TraceOp::Alloc { id, bytes, stream, tag: None }, origin);
+            live.insert(addr, Live { id, op: trace.len() as u64 });
+            note(&mut trace, TraceOp::Alloc { id, bytes, stream, tag: None }, origin)?;
         }
         let last_refusal = events.iter().rposition(|event| matches!(event, Event::Failed { .. }));
         for (index, event) in events.into_iter().enumerate() {
@@ -238,15 +238,15 @@ impl Events {
                     waiting.remove(&addr);
                     // Its free was not recorded: it happened before the address was allocated again.
                     if let Some(lost) = live.remove(&addr) {
-                        note(&mut ops, TraceOp::Free { id: lost.id }, 0);
+                        note(&mut trace, TraceOp::Free { id: lost.id }, 0)?;
                     }
-                    live.insert(addr, Live { id, op: ops.len() as u64 });
-                    note(&mut ops, TraceOp::Alloc { id, bytes, stream, tag: None }, origin);
+                    live.insert(addr, Live { id, op: trace.len() as u64 });
+                    note(&mut trace, TraceOp::Alloc { id, bytes, stream, tag: None }, origin)?;
                 }
                 Event::Free { addr, .. } => {
                     waiting.remove(&addr);
                     if let Some(freed) = live.remove(&addr) {
-                        note(&mut ops, TraceOp::Free { id: freed.id }, 0);
+                        note(&mut trace, TraceOp::Free { id: freed.id }, 0)?;
                     }
                 }
                 Event::Waits { addr, .. } => {
@@ -256,14 +256,14 @@ impl Events {
                     if Some(index) == last_refusal {
                         waited = waiting.values().copied().collect();
                     }
-                    note(&mut ops, TraceOp::Refused { bytes, stream }, origin);
+                    note(&mut trace, TraceOp::Refused { bytes, stream }, origin)?;
                 }
-                Event::Mark { label } => note(&mut ops, TraceOp::Mark(labels[label as usize].clone()), 0),
+                Event::Mark { label } => note(&mut trace, TraceOp::Mark(labels[label as usize].clone()), 0)?,
                 Event::End => {
                     let mut left: Vec<Live> = live.drain().map(|(_, block)| block).collect();
                     left.sort_unstable_by_key(|block| block.op);
                     for block in left {
-                        note(&mut ops, TraceOp::Free { id: block.id }, 0);
+                        note(&mut trace, TraceOp::Free { id: block.id }, 0)?;
                     }
                 }
             }
@@ -279,7 +279,7 @@ impl Events {
             settings,
             taken_by_others,
         };
-        Trace::from_ops(name, header, limits, ops.into_iter(), recording)
+        Ok(trace.finish(name, header, recording))
     }
 
     /// Says how much of the run the events are, given the blocks that were live before them.

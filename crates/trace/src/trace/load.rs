@@ -10,21 +10,6 @@ use foldhash::{HashMap, HashMapExt};
 use std::collections::hash_map::Entry;
 
 impl Trace {
-    /// Creates a trace from ops that are not in the text format, with what the recording has besides them.
-    pub(crate) fn from_ops(
-        name: &str,
-        header: Header,
-        limits: Limits,
-        ops: impl Iterator<Item = TraceOp>,
-        recording: Recording,
-    ) -> Result<Self, ReadErrorKind> {
-        let mut loader = Loader::new(limits);
-        for op in ops {
-            loader.push(op)?;
-        }
-        Ok(loader.finish(name, header, recording))
-    }
-
     /// Reads the remaining ops of `reader`.
     ///
     /// # Errors
@@ -43,8 +28,8 @@ impl Trace {
     }
 }
 
-/// The state while a trace is read.
-struct Loader {
+/// A trace while it is read: its ops so far.
+pub struct Loader {
     limits: Limits,
     ids: Ids,
     /// Size of the block in each slot, in bytes.
@@ -66,7 +51,7 @@ struct Loader {
 }
 
 impl Loader {
-    fn new(limits: Limits) -> Self {
+    pub fn new(limits: Limits) -> Self {
         Self {
             limits,
             ids: Ids::new(),
@@ -87,7 +72,8 @@ impl Loader {
         }
     }
 
-    fn finish(self, name: &str, header: Header, recording: Recording) -> Trace {
+    /// Completes the trace, given what the recording has besides its ops.
+    pub fn finish(self, name: &str, header: Header, recording: Recording) -> Trace {
         let Self { mut ops, slots, streams, labels, tag_of, allocations, failed, .. } = self;
         let (peak_live_bytes, peak_awake_bytes) = (self.peak_live_bytes, self.peak_awake_bytes);
         ops.shrink_to_fit();
@@ -110,7 +96,13 @@ impl Loader {
         }
     }
 
-    fn push(&mut self, op: TraceOp) -> Result<(), ReadErrorKind> {
+    /// Number of ops so far.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Appends an op.
+    pub fn push(&mut self, op: TraceOp) -> Result<(), ReadErrorKind> {
         // Slots and labels are u32: there are fewer of them than ops, of which there are fewer than 2^32 with any
         // limits.
         if self.ops.len() >= self.limits.ops.min(MOST_OPS) {

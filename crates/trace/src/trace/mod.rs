@@ -18,6 +18,7 @@ use crate::error::ReadErrorKind;
 use crate::foreign::layout::Layout;
 use crate::history::{FailedRequest, History, RecordedAllocator, RecordedSettings, Refusal};
 use crate::{Content, Header, Op, Tags};
+pub(crate) use load::Loader;
 
 /// A recorded run of a program, to be passed to [`replay`](crate::replay).
 #[derive(Clone, Debug)]

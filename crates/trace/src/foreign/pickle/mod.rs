@@ -13,6 +13,7 @@
 
 mod ahead;
 mod input;
+mod numbers;
 mod values;
 
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod tests;
 use super::super::error::ReadErrorKind;
 use super::super::text::reading_failed;
 use input::Input;
+use numbers::Numbers;
 use std::io::{self, Read};
 pub use values::{Kept, Key, Keys, Ref, Shortened, Value, Values};
 
@@ -39,7 +41,7 @@ pub fn read(source: impl Read + Send, gzip: bool, kept: Kept) -> Result<(Values,
             marks: Vec::new(),
             memo: Vec::new(),
             memo_len: 0,
-            small: [NONE; 256],
+            numbers: Numbers::default(),
         };
         machine.run()
     })
@@ -55,8 +57,7 @@ struct Machine<'scope, 'env, R> {
     memo: Vec<Ref>,
     /// Number of memo entries that were written.
     memo_len: usize,
-    /// The values of numbers below 256, which are shared; [`NONE`] where there was none.
-    small: [Ref; 256],
+    numbers: Numbers,
 }
 
 impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
@@ -94,15 +95,15 @@ impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
                 0x89 => self.push(Value::Bool(false))?,
                 b'J' => {
                     let number = i32::from_le_bytes(self.array()?);
-                    self.push(Value::Int(number.into()))?;
+                    self.number(number.into())?;
                 }
                 b'K' => {
                     let [number] = self.array()?;
-                    self.small(number)?;
+                    self.number(number.into())?;
                 }
                 b'M' => {
                     let number = u16::from_le_bytes(self.array()?);
-                    self.push(Value::Int(number.into()))?;
+                    self.number(number.into())?;
                 }
                 0x8a => {
                     let [length] = self.array()?;
@@ -248,13 +249,12 @@ impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
         Ok(())
     }
 
-    fn small(&mut self, number: u8) -> Result<(), ReadErrorKind> {
-        let known = self.small[usize::from(number)];
-        if known != NONE {
+    fn number(&mut self, number: i64) -> Result<(), ReadErrorKind> {
+        if let Some(known) = self.numbers.get(number) {
             return self.push_ref(known);
         }
-        self.push(Value::Int(number.into()))?;
-        self.small[usize::from(number)] = self.top()?;
+        self.push(Value::Int(number))?;
+        self.numbers.set(number, self.top()?);
         Ok(())
     }
 
@@ -381,11 +381,11 @@ impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
         }
         let number = i128::from_le_bytes(bytes);
         #[allow(clippy::cast_precision_loss, reason = "its value does not matter")]
-        self.push(match (i64::try_from(number), u64::try_from(number)) {
-            (Ok(number), _) => Value::Int(number),
-            (_, Ok(number)) => Value::Large(number),
-            _ => Value::Float(number as f64),
-        })
+        match (i64::try_from(number), u64::try_from(number)) {
+            (Ok(number), _) => self.number(number),
+            (_, Ok(number)) => self.push(Value::Large(number)),
+            _ => self.push(Value::Float(number as f64)),
+        }
     }
 
     /// Reads a text in pieces, so that a wrong length uses no memory.
