@@ -50,11 +50,18 @@ impl<'scope, 'env, R: Read + Send + 'scope> Input<'scope, 'env, R> {
     }
 
     /// Reads the next bytes. Fails with [`ErrorKind::UnexpectedEof`] if there are fewer.
+    #[inline]
     pub fn array<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         if let Some(bytes) = self.buffer[self.unread.clone()].first_chunk() {
             self.unread.start += N;
             return Ok(*bytes);
         }
+        self.array_across()
+    }
+
+    /// Reads bytes of which some are not in the buffer yet.
+    #[cold]
+    fn array_across<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         self.fill(&mut bytes)?;
         Ok(bytes)

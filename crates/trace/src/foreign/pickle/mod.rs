@@ -213,6 +213,7 @@ impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
         self.bad("it uses more values than there are: the file is damaged".into())
     }
 
+    #[cold]
     fn failed(&self, error: io::Error) -> ReadErrorKind {
         if error.kind() == io::ErrorKind::UnexpectedEof && !self.gzip {
             return self.bad("the pickle ends too early: the file was cut short".into());
@@ -220,6 +221,7 @@ impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
         reading_failed(error, self.gzip)
     }
 
+    #[inline]
     fn array<const N: usize>(&mut self) -> Result<[u8; N], ReadErrorKind> {
         self.input.array().map_err(|error| self.failed(error))
     }
@@ -359,13 +361,17 @@ impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
         if !self.has_room(size_of::<Ref>() * fetches.len()) {
             return;
         }
-        let before = self.stack.len();
-        let memo = &self.memo;
-        self.stack.extend(fetches.iter().map_while(|&[opcode, a, b, c, d]| {
-            let value = memo.get(u32::from_le_bytes([a, b, c, d]) as usize).copied();
-            value.filter(|value| opcode == b'j' && *value != NONE)
-        }));
-        self.input.consume(5 * (self.stack.len() - before));
+        let mut values = [NONE; MOST_AT_ONCE];
+        let mut fetched = 0;
+        for (value, &[opcode, a, b, c, d]) in values.iter_mut().zip(fetches) {
+            *value = self.memo.get(u32::from_le_bytes([a, b, c, d]) as usize).copied().unwrap_or(NONE);
+            if opcode != b'j' || *value == NONE {
+                break;
+            }
+            fetched += 1;
+        }
+        self.stack.extend_from_slice(&values[..fetched]);
+        self.input.consume(5 * fetched);
     }
 
     /// Reads a little-endian number in two's complement. If it does not fit, its value does not matter here, and it
