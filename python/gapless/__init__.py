@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from . import _conf, _frames, _library, _reports
-from ._advise import AdviseError, Advice, Comparison, JobAdvice, advise, merge_advice
 from ._allocators import Allocator, DeviceMemory, Path
 from ._figures import Stats
 from ._library import GaplessError, OutOfMemoryError
 from ._numbers import ErrorKind, Status
 from ._streams import NotAStreamError
 from .results import Replay, Snapshot
+
+if TYPE_CHECKING:
+    from ._advise import AdviseError, Advice, Comparison, JobAdvice, advise, merge_advice
 
 __version__ = "0.3.0"
 
@@ -51,6 +53,15 @@ __all__ = [
     "trim",
     "version",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Few programs that allocate ask for advice, whose import takes as long as that of all the rest.
+    if name in ("AdviseError", "Advice", "Comparison", "JobAdvice", "advise", "merge_advice"):
+        from . import _advise
+
+        return getattr(_advise, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def version() -> str:

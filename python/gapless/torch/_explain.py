@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Iterator, Optional, Union
 
-from .. import _advise, _conf, _library
+from .. import _conf, _library
 from .._frames import _size
 from .._reports import Explanation
 from .._start import EXPLAIN_VARIABLE
@@ -278,6 +278,8 @@ def _sum_up() -> None:
         results = {path.stem.rpartition("-")[0]: path.with_suffix(".json") for path in _reports(settings.folder)}
         results = {name: path for name, path in results.items() if path.exists()}
         if len(results) > 1:
+            from .. import _advise
+
             page = settings.folder / "ranks.html"
             job = _advise.merge_advice(results.values(), html=page)
             lines = [*str(job).splitlines(), f"Report: {page}"]

@@ -8,11 +8,9 @@ plug-in interface is used, which has less (``docs/using/pytorch.md``).
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import functools
 import inspect
 import os
-import resource
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
@@ -101,6 +99,9 @@ _WELL = "well"
 
 def _in_a_child(check: Callable[[], Optional[str]]) -> Optional[str]:
     """Runs a check in a forked process, which may end in whatever way, and returns what it found."""
+    import faulthandler
+    import resource
+
     readable, writable = os.pipe()
     with warnings.catch_warnings():
         # Python warns of forks with several threads: this child neither locks nor allocates on a device.

@@ -19,7 +19,7 @@ const OPS: u64 = 10_000_000;
 /// Size of the snapshot in MB, unless another is asked for.
 const SNAPSHOT_MB: u64 = 1_000;
 /// Seconds for the snapshot, from the file to the advice, on two cores.
-const TARGET_SECONDS: f64 = 15.0;
+const TARGET_SECONDS: f64 = 8.0;
 /// Memory of the process by then, in MiB.
 const TARGET_MIB: u64 = 1_024;
 /// Nanoseconds for an op of a replay.
