@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,16 @@ def test_a_file_that_is_none(run_torch, tmp_path):
 
 def test_who_wants_the_plug_in_is_told_nothing(run_torch):
     assert "plug-in" not in run_torch(ENABLE, GAPLESS_TORCH_OBJECTS="off")
+
+
+def test_only_the_very_release_goes_without_a_proof():
+    def is_known(version, commit="abc", debug=False):
+        torch = SimpleNamespace(__version__=version, version=SimpleNamespace(git_version=commit, debug=debug))
+        return _object._is_of_commit(torch, "2.15.0", "abc")
+
+    assert is_known("2.15.0") and is_known("2.15.0+cu132")
+    assert not is_known("2.15.0a0+gitabc") and not is_known("2.15.1+cu132")
+    assert not is_known("2.15.0+cu132", commit="abd") and not is_known("2.15.0+cu132", debug=True)
 
 
 def test_a_check_may_end_in_any_way():

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind, Read};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{Builder, Scope};
 
-/// A source that is read on another thread. That thread ends with the source, or when this is dropped, once a read of the source has
-/// returned.
+/// A source that is read on another thread. That thread ends with the source, or once a read of it has returned after this was
+/// dropped.
 pub struct ReadAhead {
     filled: Receiver<io::Result<Vec<u8>>>,
     emptied: Sender<Vec<u8>>,

@@ -24,6 +24,7 @@ use super::super::text::reading_failed;
 use input::Input;
 use numbers::Numbers;
 use std::io::{self, Read};
+use values::NONE;
 pub use values::{Kept, Key, Keys, Ref, Shortened, Value, Values};
 
 /// The first opcode of every pickle since protocol 2.
@@ -427,8 +428,6 @@ impl<'scope, R: Read + Send + 'scope> Machine<'scope, '_, R> {
 const MOST_BYTES: usize = 1 << 30;
 /// How much larger the number of a memo entry may be than twice the number of entries.
 const MOST_GAP: usize = 1 << 10;
-/// Stands for no value. There are fewer of them, since each counts towards the limit of memory.
-const NONE: Ref = Ref::MAX;
 /// Most memo entries that are fetched at once: a stack has fewer.
 const MOST_AT_ONCE: usize = 128;
 const NEWEST_PROTOCOL: u8 = 5;

@@ -1,6 +1,6 @@
 //! The values of numbers that came lately, so that equal numbers share one: sizes and addresses repeat from step to step.
 
-use super::{NONE, Ref};
+use super::values::{NONE, Ref};
 
 /// A table without collisions: each number has one place, which the last of those that share it keeps.
 pub struct Numbers(Box<[(i64, Ref)]>);

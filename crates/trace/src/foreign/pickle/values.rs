@@ -8,6 +8,9 @@ use std::rc::Rc;
 /// The number of a value.
 pub type Ref = u32;
 
+/// Stands for no value. There are fewer of them, since each counts towards the limit of memory.
+pub(super) const NONE: Ref = Ref::MAX;
+
 /// A value of a pickle.
 #[derive(Clone, Copy, Debug)]
 pub enum Value {
