@@ -74,6 +74,20 @@ impl FreeBlocks {
         bins.flat_map(move |bin| self.bins[bin].from(bytes)).map(|(bytes, _, block)| (bytes, block))
     }
 
+    /// Checks I1 and I2.
+    #[cfg(test)]
+    fn check(&self) {
+        for (number, bin) in self.bins.iter().enumerate() {
+            let in_bin = |free: &Free| bin_of(free.0) == number;
+            let (all_in_bin, len, has_right_form) = match bin {
+                Bin::Few(few) => (few.iter().all(in_bin), few.len(), few.len() <= FEW),
+                Bin::Many(many) => (many.iter().all(in_bin), many.len(), many.len() > FEW / 2),
+            };
+            let is_marked = self.marks[number / 64] & (1 << (number % 64)) != 0;
+            assert!(all_in_bin && is_marked == (len > 0) && has_right_form, "bin {number} has {len} blocks");
+        }
+    }
+
     /// Returns the first bin from `bin` on that has a block.
     fn next_bin(&self, bin: usize) -> Option<usize> {
         let first = *self.marks.get(bin / 64)? & (u64::MAX << (bin % 64));
@@ -199,6 +213,7 @@ mod tests {
             let from = expected.range((bytes, DeviceAddr(0), BlockId::FIRST)..).map(|free| (free.0, free.2));
             assert_eq!(found.best_fit(bytes), from.clone().next());
             if step % 97 == 0 {
+                found.check();
                 assert!(found.fits(bytes).eq(from));
                 assert!(found.fits(0).eq(expected.iter().map(|free| (free.0, free.2))));
             }

@@ -189,10 +189,17 @@ fn memo_entries_are_fetched_in_runs() {
     // The last one is none that was written.
     let problem = "memo entry 1 was never written: the file is damaged";
     assert!(fails(&bytes).ends_with(problem), "{}", fails(&bytes));
-    for end in [&b"e."[..], b"K\x07j\x2c\x01\0\0e."] {
+    // The last one has the number of a memo entry, and fetches none.
+    for (end, more) in
+        [(&b"e."[..], &[][..]), (b"K\x07j\x2c\x01\0\0e.", &[7, 7]), (b"J\x2c\x01\0\0j\x2c\x01\0\0e.", &[300, 7])]
+    {
         let bytes = [&fetches(700_000)[..], end].concat();
         let (values, items) = items(&bytes, KEPT);
-        assert!(items.len() >= 700_001 && items.iter().all(|item| matches!(values.get(*item), Value::Int(7))));
+        let numbers = items.iter().map(|item| match values.get(*item) {
+            Value::Int(number) => number,
+            _ => panic!("{}", values.describe(*item)),
+        });
+        assert!(numbers.eq(std::iter::repeat_n(7, 700_001).chain(more.iter().copied())));
         for cut in 1..end.len() {
             assert!(fails(&bytes[..bytes.len() - cut]).ends_with("the pickle ends too early: the file was cut short"));
         }
