@@ -195,8 +195,8 @@ pub fn plan<D: Driver>(world: &World<'_>, states: &mut States<'_, D>, copies: &m
         let survey = Survey { mapper, target: copies.target(states, &goal), passed, goal, sources, reach };
         match survey.plan() {
             Ok(plan) => return Some(plan),
-            Err(NoPlan::NoRoom) => return None,
-            Err(NoPlan::NoChunks) => {}
+            Err(Lacking::Room) => return None,
+            Err(Lacking::Chunks) => {}
         }
     }
     copies.sources(mapper, states, &goal);
@@ -243,27 +243,27 @@ enum Reach {
     Near,
 }
 
-/// Why a survey finds no plan.
+/// What a survey lacks that finds no plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NoPlan {
-    /// No room is large enough.
-    NoRoom,
-    /// The chunks do not suffice.
-    NoChunks,
+enum Lacking {
+    /// A room that is large enough.
+    Room,
+    /// Chunks.
+    Chunks,
 }
 
 impl Survey<'_> {
     /// The cheapest placement, worked out.
-    fn plan(&self) -> Result<Plan, NoPlan> {
+    fn plan(&self) -> Result<Plan, Lacking> {
         let rooms = self.rooms();
         let best = rooms.iter().filter_map(|room| Some((self.cheapest(room)?, room))).min_by_key(|(found, _)| *found);
-        let (Candidate { start, .. }, room) = best.ok_or(NoPlan::NoRoom)?;
+        let (Candidate { start, .. }, room) = best.ok_or(Lacking::Room)?;
         let placed = self.place(room, start).or_else(|| {
             // The best room may not be tiled by the chunks there are; past the last mapping there are always addresses.
             let room = rooms.last().filter(|_| self.reach == Reach::All)?;
             self.place(room, self.align(tail(room)?)?)
         });
-        placed.ok_or(NoPlan::NoChunks)
+        placed.ok_or(Lacking::Chunks)
     }
 
     fn table(&self) -> &PageTable {

@@ -2,6 +2,9 @@
 //! and how much else is free costs nothing. A plan from them is the plan from all, or there is none: of the chunks that need no
 //! wait, a plan takes the largest that fits, the last of several in the order; the pool knows how large that can be.
 //!
+//! Streams are locked for a piece of the walk at a time. A chunk that moves in between may be found twice: then the claim of the
+//! plan fails, and the plan is made again.
+//!
 //! Cost: O([`LOOK_AT_MOST`] + pages of the request), and O(1) for each stale view, of which there are [`LOOK_UP`] at most. Where
 //! the near ones are not enough, it comes on top of what all cost.
 

@@ -103,9 +103,7 @@ impl Sources {
                 Some(known) => list[place_of(known)] = source,
                 None => {
                     list.push(source);
-                    *number = Some(
-                        NonZeroU32::new(u32::try_from(list.len()).expect("fewer than 2^32 chunks")).expect("not empty"),
-                    );
+                    *number = NonZeroU32::new(u32::try_from(list.len()).expect("fewer than 2^32 chunks"));
                 }
             }
         }
