@@ -51,7 +51,7 @@ def test_only_the_very_release_goes_without_a_proof():
 
     assert is_known("2.15.0") and is_known("2.15.0+cu132")
     assert not is_known("2.15.0a0+gitabc") and not is_known("2.15.1+cu132")
-    assert not is_known("2.15.0+cu132", commit="abd") and not is_known("2.15.0+cu132", debug=True)
+    assert not is_known("2.15.0+cu132", commit="abcd") and not is_known("2.15.0+cu132", debug=True)
 
 
 def test_a_check_may_end_in_any_way():
