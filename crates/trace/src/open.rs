@@ -21,6 +21,9 @@ impl Trace {
     /// Reads a trace within the default [`Limits`]. The format is detected from the content: this crate's text format,
     /// a PyTorch memory snapshot, or an RMM log, each with or without gzip compression.
     ///
+    /// Threads: what comes after the first MiB of a snapshot is read on a thread of its own, ahead of the caller's. The call
+    /// returns once a read of `file` that has begun there has returned.
+    ///
     /// # Errors
     /// Returns [`ReadError`] if the trace cannot be read or is not valid.
     pub fn read(name: &str, file: impl Read + Send) -> Result<Self, ReadError> {
