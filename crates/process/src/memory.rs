@@ -293,10 +293,12 @@ impl<D: DeviceDriver> Device<D> {
         self.sharing.settle();
         let of_pools = self.pools.close_condemned(None);
         let mut trimmed = self.main.allocator.trim(keep_bytes)?;
-        trimmed.released_bytes += of_pools;
-        for pool in self.pools.all().iter().filter(|pool| pool.kind() == PoolKind::Ordinary) {
-            trimmed.released_bytes += pool.allocator.trim(keep_bytes)?.released_bytes;
-        }
+        let pools = self.pools.all();
+        let mut ordinary = pools.iter().filter(|pool| pool.kind() == PoolKind::Ordinary);
+        let of_ordinary: Result<u64, AllocError> =
+            ordinary.try_fold(0, |sum, pool| Ok(sum + pool.allocator.trim(keep_bytes)?.released_bytes));
+        self.pools.end_loans();
+        trimmed.released_bytes += of_pools + of_ordinary?;
         self.log(|| format!("released {}, {} held", ByteSize(trimmed.released_bytes), ByteSize(trimmed.held_bytes)));
         Ok(trimmed)
     }

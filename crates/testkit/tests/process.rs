@@ -31,6 +31,27 @@ fn on_host() {
     random_programs::<Host>(true, 60, 60);
 }
 
+/// What cannot be given back counts against the next request of a pool, too, which has given back what it was lent.
+#[test]
+fn a_trim_ends_the_loans_of_pools() {
+    let devices =
+        TwoDevices { pages: 19, page_bytes: 64 * KIB, single_pages: false, kept: false, ..TwoDevices::default() };
+    let alloc = |bytes| ProcessOp::Alloc { device: 0, bytes, stream: 0 };
+    run_process::<Model>(
+        &devices,
+        &[
+            ProcessOp::Declare { device: 0, pool: 2, ordinary: true },
+            alloc(0),
+            ProcessOp::Begin { device: 0, pool: 2 },
+            alloc(128 * KIB),
+            ProcessOp::Budget { device: 0, pages: 0 },
+            ProcessOp::FreeOn { block: 1, stream: 0 },
+            ProcessOp::Trim { device: 0, keep: 0 },
+            alloc(0),
+        ],
+    );
+}
+
 /// The device is not lost: nothing could be given back then.
 const KINDS: [Failure; 2] = [Failure::NoMemory, Failure::Invalid];
 

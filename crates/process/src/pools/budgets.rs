@@ -28,6 +28,13 @@ impl<D: DeviceDriver> Pools<D> {
         Ok(())
     }
 
+    /// Ends the loans of all pools after they have given memory back: what they no longer hold, anybody may have who needs it.
+    pub(crate) fn end_loans(&self) {
+        if !self.none() {
+            self.share_budget(&mut self.books());
+        }
+    }
+
     /// Lets the main allocator hold what pools do not.
     pub(super) fn share_budget(&self, books: &mut Books) {
         if books.follow_device(&self.main) {
