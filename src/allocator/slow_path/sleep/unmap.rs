@@ -39,6 +39,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 return Ok(FellAsleep::Not(unfit));
             }
         };
+        self.leave_what_went();
         for (number, Unmapped { chunk, .. }) in falling.iter().enumerate() {
             if let Err(error) = self.unmap_chunk(*chunk) {
                 self.map_back(&falling[..=number], lane);
@@ -110,6 +111,14 @@ impl<D: Driver> SlowPath<'_, D> {
             }
         }
         if unfit.is_empty() { Ok(falling) } else { Err(unfit) }
+    }
+
+    /// Takes the pages out of the batch that falls asleep whose chunk went elsewhere since they were marked. Nothing keeps others
+    /// from mapping something there.
+    fn leave_what_went(&mut self) {
+        let Some(mut batch) = self.mapper.asleep_mut().batches_mut().pop() else { return };
+        batch.runs = batch.runs.iter().flat_map(|run| self.mapped_in(run)).collect();
+        self.mapper.asleep_mut().batches_mut().push(batch);
     }
 
     /// What is known of chunks that sleep whole. Their bytes are in the backup one behind the other.
@@ -288,16 +297,23 @@ impl<D: Driver> SlowPath<'_, D> {
 
     /// The pages of a run that have no active view.
     fn unmapped_in(&self, run: &Run) -> Vec<Run> {
+        runs_where(run, |page| !self.is_mapped(run, page))
+    }
+
+    /// The pages of a run that have an active view.
+    fn mapped_in(&self, run: &Run) -> Vec<Run> {
+        runs_where(run, |page| self.is_mapped(run, page))
+    }
+
+    fn is_mapped(&self, run: &Run, page: PageIndex) -> bool {
         let table = &self.mapper.segment(run.segment).table;
-        runs_where(run, |page| !table.view(page).is_some_and(|view| view.state == ViewState::Active))
+        table.view(page).is_some_and(|view| view.state == ViewState::Active)
     }
 
     /// Makes the claimed bytes of a run free where they have memory.
     pub fn unclaim_mapped(&self, run: &Run) {
-        let table = &self.mapper.segment(run.segment).table;
-        let mapped = runs_where(run, |page| table.view(page).is_some_and(|view| view.state == ViewState::Active));
         let stream = self.shared.streams.get(run.owner.stream);
-        for part in mapped.into_iter().flat_map(Run::by_page) {
+        for part in self.mapped_in(run).into_iter().flat_map(Run::by_page) {
             stream.piece(|state| {
                 let epoch = state.epoch;
                 let Some(region) = state.region(run.owner.region) else { return };
@@ -392,6 +408,7 @@ mod tests {
     use crate::driver::{DriverCall, DriverError, DriverErrorKind, HoldStreams, ModelConfig, ModelDriver, WorkDriver};
     use crate::testing::busy;
     use crate::units::StreamId;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, OnceLock};
     use std::time::Duration;
 
@@ -436,6 +453,46 @@ mod tests {
         allocator.wake(Duration::ZERO).unwrap();
         [first, last, moved].iter().for_each(|block| allocator.free(*block).unwrap());
         allocator.check();
+    }
+
+    /// While a sleep copies, a block that waited for a stream becomes free, and its chunk goes back to the driver: what is allocated
+    /// there before the sleep is over stays awake.
+    #[test]
+    fn what_is_mapped_where_a_chunk_went_during_the_copies_stays_awake() {
+        let driver = busy(&Arc::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let other = driver.create_stream().unwrap();
+        allocator.keep_stream(other).unwrap();
+        let [first, waits, last] = [(); 3].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
+        driver.hold(other);
+        driver.fill(other, waits, PAGE, 1).unwrap();
+        allocator.record_stream(waits, other).unwrap();
+        allocator.free(waits).unwrap();
+        let others = allocator.clone();
+        let gone = Arc::new(AtomicBool::new(false));
+        let (device, noted) = (Arc::clone(&driver), Arc::clone(&gone));
+        driver.meanwhile(move |call| {
+            if call == Some(DriverCall::CopyOut) && !noted.swap(true, Ordering::Relaxed) {
+                device.complete(other);
+                assert_eq!(others.trim(0).unwrap().released_bytes, PAGE);
+            }
+            Ok(())
+        });
+        let mut falling = allocator.begin_sleep(Backup::Pinned).unwrap();
+        driver.meanwhile(|_| Ok(()));
+        assert!(gone.load(Ordering::Relaxed));
+        falling.unmap().unwrap();
+        allocator.check();
+        assert_eq!(allocator.alloc_raw(PAGE, MAIN).unwrap(), waits);
+        driver.fill(MAIN, waits, PAGE, 1).unwrap();
+        allocator.check();
+        assert_eq!(falling.finish().unwrap().asleep_bytes, 2 * PAGE);
+        allocator.check();
+        driver.resume(other);
+        allocator.wake(Duration::ZERO).unwrap();
+        driver.verify(MAIN, waits, PAGE, 1).unwrap();
+        [first, waits, last].iter().for_each(|block| allocator.free(*block).unwrap());
+        allocator.close().unwrap();
     }
 
     /// The copies of a sleep fail, and another stream is being captured by then: the order behind all was made before, so that
