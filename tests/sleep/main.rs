@@ -469,15 +469,20 @@ fn what_copies_may_still_read_stays_mapped() {
     let driver = Arc::clone(allocator.driver());
     let blocks = fill(&allocator, &[3 * PAGE, PAGE]);
     let held = allocator.reserved_bytes();
-    driver.arm(Fault::nth(0, DriverErrorKind::Other).only([DriverCall::EventRecord]).from_then_on());
+    let refuse = |calls: &[DriverCall]| {
+        driver.arm(Fault::nth(0, DriverErrorKind::Other).only(calls.iter().copied()).from_then_on());
+    };
+    refuse(&[DriverCall::EventRecord]);
     allocator.sleep(Backup::Pinned).unwrap_err();
-    driver.disarm();
+    refuse(&[DriverCall::EventRecord, DriverCall::Synchronize]);
     allocator.check();
     blocks.iter().for_each(|(addr, ..)| allocator.free(*addr).unwrap());
-    assert_eq!(allocator.trim(0).unwrap().held_bytes, held);
-    allocator.sleep(Backup::Pinned).unwrap();
+    allocator.trim(0).unwrap_err();
+    assert_eq!((allocator.reserved_bytes(), driver.inner().usage().host_memory), (held, 1));
+    driver.disarm();
+    assert_eq!(allocator.trim(0).unwrap().held_bytes, 0);
     allocator.check();
-    assert_eq!((allocator.reserved_bytes(), driver.inner().usage().host_memory), (0, 0));
+    assert_eq!(driver.inner().usage().host_memory, 0);
     allocator.close().unwrap();
     assert!(driver.inner().usage().is_empty());
 }

@@ -125,8 +125,11 @@ impl<D: Driver> FallingAsleep<'_, D> {
 impl<D: Driver> Drop for FallingAsleep<'_, D> {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
-            // What the driver refuses now is done by the next call.
-            let _ = self.inner.door.enter(&self.inner.shared, |path| path.end_fall(lane));
+            // Refused only where nothing can be done any more, or on a thread that is inside: then the next call does it.
+            let _ = self.inner.door.enter(&self.inner.shared, |path| {
+                path.end_fall(lane);
+                Ok::<_, AllocError>(())
+            });
         }
     }
 }

@@ -116,7 +116,8 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`AllocError::OutOfMemory`] with the report on a request of so many bytes, [`AllocError::CannotWait`] during a capture,
     /// [`SleepError::BackupFile`] where a file cannot be read, [`AllocError::Forked`], [`AllocError::InListener`], and those of
-    /// the driver. Everything is asleep as before.
+    /// the driver. Everything is asleep as before; only if the driver in addition does not say whether the copies are over, is the
+    /// memory that they may write to held until the next sleep or wake.
     pub fn wake(&self, how: impl Into<Wake>) -> Result<Woken, SleepError> {
         let how = how.into();
         self.begin_wake(how.wait)?.finish(how.retain)

@@ -60,7 +60,7 @@ impl<D: Driver> SlowPath<'_, D> {
             || self.release_some(left, chunks)?
             || self.progress().wait_for_pending()?
             || self.wait_for_device()?
-            || self.settle_left_behind()?)
+            || self.settle_failures()?)
     }
 
     /// Whether the device, where that is the budget, allows more to be created than when it was last asked.

@@ -125,7 +125,7 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
             || self.allow_recreation()
             || self.wait_for_pending()?
             || self.wait_for_device()?
-            || self.settle_left_behind()?
+            || self.settle_failures()?
             || self.look_at_device();
         Ok(if another_round { Round::Again } else { Round::Exhausted })
     }
@@ -299,8 +299,8 @@ impl<'p, 'a, D: Driver> Growth<'p, 'a, D> {
         self.path.wait_for_device()
     }
 
-    fn settle_left_behind(&mut self) -> Result<bool, AllocError> {
-        self.path.settle_left_behind()
+    fn settle_failures(&mut self) -> Result<bool, AllocError> {
+        self.path.settle_failures()
     }
 
     fn reuse_any(&self) -> Result<Option<DeviceAddr>, DriverError> {

@@ -232,6 +232,15 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         Ok(self.release_exposed())
     }
 
+    /// Tries again what has failed before and keeps memory from everybody: to unmap dropped ranges, and to end a sleep. Returns
+    /// whether some is free that was not.
+    ///
+    /// # Errors
+    /// The driver's, when the device is lost.
+    fn settle_failures(&mut self) -> Result<bool, AllocError> {
+        Ok(self.settle_left_behind()? || self.settle_uses()?)
+    }
+
     /// Bytes of a page.
     fn page_bytes(&self) -> u64 {
         self.shared.geometry.page_bytes

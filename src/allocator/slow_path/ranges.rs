@@ -59,7 +59,7 @@ impl GrowableRange {
 
 impl Door {
     /// Unmaps a range that is not needed any more, and returns its addresses. What cannot be returned now is left to
-    /// [`SlowPath::settle_left_behind`] and, at the latest, to [`Door::tear_down`].
+    /// [`SlowPath::settle_failures`] and, at the latest, to [`Door::tear_down`].
     pub fn drop_range<D: Driver>(&self, shared: &Shared<D>, range: &mut GrowableRange) {
         let gone = self.enter(shared, |path| {
             path.unmap_range_down_to(range, PageCount::ZERO)?;

@@ -61,7 +61,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 || self.release_some(missing, &[])?
                 || self.progress().wait_for_pending()?
                 || self.wait_for_device()?
-                || self.settle_left_behind()?;
+                || self.settle_failures()?;
             if !found {
                 let request = Request::new(requested, pages.bytes(self.page_bytes()), 1);
                 return Err(self.out_of_memory(&request, user, refused.as_ref()));

@@ -25,7 +25,7 @@ impl<D: Driver> SlowPath<'_, D> {
     pub fn trim(&mut self, keep_bytes: u64) -> Result<Trimmed, AllocError> {
         let before = self.mapper.chunks().held_bytes();
         if before > keep_bytes {
-            self.settle_left_behind()?;
+            self.settle_failures()?;
         }
         self.trim_idle(keep_bytes);
         self.trim_free(keep_bytes)?;

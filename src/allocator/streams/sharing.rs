@@ -67,6 +67,13 @@ impl StreamState {
         }
     }
 
+    /// Records that `user` uses a block that is asleep, or about to be. Does nothing for one that has been freed.
+    pub fn record_if_asleep(&mut self, at: BlockAt, user: StreamIndex) {
+        if let Some(extras) = self.extras.get_mut(&at).filter(|extras| !extras.asleep.is_empty()) {
+            extras.sharers.record(user);
+        }
+    }
+
     /// Whether the host has the bytes of a live block as of a sleep that is over.
     pub fn has_backup(&self, at: BlockAt) -> bool {
         self.extras.get(&at).is_some_and(|extras| extras.has_backup)

@@ -27,6 +27,8 @@ impl<D: Device> Shared<'_, D> {
                 self.expect_injected(&error);
             }
             let is_asleep = self.allocator.stats().asleep_bytes > 0;
+            let marked = self.allocator.asleep().live_bytes;
+            assert!(is_asleep || marked == 0, "{marked} bytes are live and asleep, in no page that is");
             self.progress.slept.fetch_add(u64::from(is_asleep), Ordering::Relaxed);
             self.gate.open(is_asleep);
         }

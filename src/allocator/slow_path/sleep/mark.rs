@@ -103,7 +103,7 @@ impl<D: Driver> SlowPath<'_, D> {
         excluded: &Excluded,
     ) -> Result<(LeftAwake, Option<Marked>), AllocError> {
         self.expect_no_capture()?;
-        self.end_fall(lane)?;
+        self.end_earlier(lane)?;
         self.sleep_on(lane)?;
         // What comes next may begin where a block did that was freed asleep.
         self.shed_empty_pages();

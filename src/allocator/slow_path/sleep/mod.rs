@@ -15,8 +15,11 @@
 //! What is unmapped has its chunks still, withheld from everybody else, so that several allocators fall asleep together or not at
 //! all: they go back to the driver once each is unmapped.
 //!
-//! Where the driver does not even say whether the copies are over, a batch stays as it is, with its memory, until the next call. So
-//! do the pages of what was freed while it was marked, where nothing could be ordered behind its uses: they are *in use*.
+//! A sleep that fails leaves everything awake at once. Where the driver does not say whether the copies are over, or nothing could
+//! be ordered behind the uses of what was freed while it was marked, some of it is *in use*: the backup stays, and so do the pages
+//! in which something was freed, with those bytes claimed; what is live in the batch is recorded on the stream of the copies. That
+//! ends with `end_uses`: before the next sleep or wake, in a trim, and when a request runs short. A batch that wakes stays as it
+//! is, with its memory, until the next call.
 //!
 //! Each arrow is one entry of the slow path, but for the copies: nobody waits for those but the caller. Between the entries,
 //! what is claimed and marked belongs to the [`Batch`], which the mapper has.
@@ -103,7 +106,8 @@ pub struct Unmapped {
 pub enum Phase {
     /// Marked, and mapped still. The own stream is ordered behind all that uses it, once it is no longer being marked.
     Falling,
-    /// Pages with bytes that were freed while they were marked, and that nothing could be ordered behind: claimed, mapped still.
+    /// Awake, but for pages with bytes that were freed while they were marked: claimed, and mapped still. The bytes, the blocks and
+    /// the backup may be in use.
     InUse,
     /// Without mappings: the chunks are withheld, and can be mapped again.
     Unmapped,

@@ -5,7 +5,7 @@ use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
 use super::mark::{blocks_in, claim_free};
 use super::whole::WholeChunk;
-use super::{Phase, Place, Run, Sleeper, Unmapped};
+use super::{Batch, Phase, Place, Run, Sleeper, Unmapped};
 use crate::driver::{Driver, DriverError, DriverErrorKind};
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageCount, PageIndex, PageRange};
@@ -187,40 +187,87 @@ impl<D: Driver> SlowPath<'_, D> {
         restored.map_err(|failed| failed.error)
     }
 
-    /// Ends what goes on falling, if anything does, once the copies are over, what is unmapped, and what may be in use, once it is
-    /// not.
-    ///
-    /// # Errors
-    /// The driver's, so that nothing which a copy reads is unmapped, and [`AllocError::CannotWait`] during a capture for what
-    /// may be in use: it goes on.
-    pub fn end_fall(&mut self, lane: StreamIndex) -> Result<(), AllocError> {
+    /// Undoes the sleep that is under way, whatever the driver says: what is live is awake, unless it is unmapped and the driver
+    /// refuses to map it again. What copies may still read or write stays [in use](Phase::InUse).
+    pub fn end_fall(&mut self, lane: StreamIndex) {
         match self.mapper.asleep().batches().last().map(|batch| batch.phase) {
-            Some(Phase::Falling) => {}
-            Some(Phase::InUse) => self.order_behind_users(lane)?,
-            Some(Phase::Unmapped) => {
-                self.map_unmapped(lane);
-                return Ok(());
-            }
-            Some(Phase::Asleep | Phase::Waking) | None => return Ok(()),
+            Some(Phase::Falling) => match self.shared.streams.progress(Some(lane)).wait_for_own() {
+                Ok(()) => self.stay_awake(),
+                Err(_) => {
+                    self.record_copies(lane);
+                    self.stay_awake_in_use(lane);
+                }
+            },
+            Some(Phase::Unmapped) => self.map_unmapped(lane),
+            Some(Phase::InUse | Phase::Asleep | Phase::Waking) | None => {}
         }
-        self.shared.streams.progress(Some(lane)).wait_for_own()?;
-        self.stay_awake();
-        Ok(())
     }
 
-    /// Ends the batch that falls asleep where nothing could be ordered behind the uses of its blocks. What was freed meanwhile may
-    /// be in use still: its pages stay until [`end_fall`](Self::end_fall), with nothing but what is claimed there.
+    /// Notes that `lane` uses what is live in the batch that falls asleep, so that what is freed waits for the copies.
+    fn record_copies(&self, lane: StreamIndex) {
+        for part in self.mapper.asleep().batches().last().map_or(&[][..], |batch| &batch.blocks) {
+            self.with_state(part, |state| state.record_if_asleep(part.at(), lane));
+        }
+    }
+
+    /// Ends the batch that may be in use, if there is one, once nothing uses it: its free bytes are free, and its backup goes.
+    /// Returns whether there was one.
+    ///
+    /// # Errors
+    /// [`AllocError::CannotWait`] during a capture, and the driver's: it stays.
+    pub fn end_uses(&mut self, lane: StreamIndex) -> Result<bool, AllocError> {
+        if !self.is_in_use() {
+            return Ok(false);
+        }
+        self.order_behind_users(lane)?;
+        self.shared.streams.progress(Some(lane)).wait_for_own()?;
+        self.stay_awake();
+        Ok(true)
+    }
+
+    /// Ends what an earlier sleep has left, before something else falls asleep or wakes.
+    ///
+    /// # Errors
+    /// As [`end_uses`](Self::end_uses).
+    pub fn end_earlier(&mut self, lane: StreamIndex) -> Result<(), AllocError> {
+        // Still under way only where its end could not be entered, as on a thread that was inside.
+        self.end_fall(lane);
+        self.end_uses(lane).map(drop)
+    }
+
+    /// As [`end_uses`](Self::end_uses), for who is short of memory. Returns whether some is free that was not.
+    ///
+    /// # Errors
+    /// The driver's, when the device is lost.
+    pub fn settle_uses(&mut self) -> Result<bool, AllocError> {
+        if !self.is_in_use() {
+            return Ok(false);
+        }
+        let ended = self.lane().and_then(|lane| self.end_uses(lane));
+        match ended {
+            Err(AllocError::Driver(error)) if error.kind.is_sticky() => Err(error.into()),
+            ended => Ok(ended.unwrap_or(false)),
+        }
+    }
+
+    /// Whether memory may be in use since a sleep failed.
+    fn is_in_use(&self) -> bool {
+        self.mapper.asleep().batches().last().is_some_and(|batch| batch.phase == Phase::InUse)
+    }
+
+    /// Ends the batch that falls asleep where nothing says when its uses are over: what is live is awake. What was freed meanwhile
+    /// may be in use still: its pages stay until [`end_uses`](Self::end_uses), with nothing free in them, and so does the backup.
     pub fn stay_awake_in_use(&mut self, lane: StreamIndex) {
         let mut batch = self.mapper.asleep_mut().batches_mut().pop().expect("a batch falls asleep");
         let page_bytes = self.page_bytes();
-        let mut freed: Vec<Sleeper> = std::mem::take(&mut batch.blocks);
-        freed.retain(|sleeper| {
+        let is_freed = |sleeper: &&Sleeper| {
             self.with_state(sleeper, |state| {
                 let was_freed = !state.is_asleep(sleeper.at());
                 state.wake_up(sleeper.owner, sleeper.block, &sleeper.range());
                 was_freed
             })
-        });
+        };
+        let freed: Vec<Sleeper> = batch.blocks.iter().filter(is_freed).copied().collect();
         let in_use = |run: &Run, page| {
             let page = Run { pages: PageRange::new(page, PageCount::ONE), ..*run };
             freed.iter().any(|sleeper| sleeper.within(&page, page_bytes).is_some())
@@ -230,13 +277,10 @@ impl<D: Driver> SlowPath<'_, D> {
             self.unclaim_mapped(&run);
         }
         batch.runs = runs.iter().flat_map(|run| runs_where(run, |page| in_use(run, page))).collect();
-        if !batch.runs.is_empty() {
-            batch.phase = Phase::InUse;
-            self.mapper.asleep_mut().batches_mut().push(batch);
-            // The wait for the device may be possible where the order was not.
-            let _ = self.end_fall(lane);
-        }
-        self.drop_unused_backups();
+        batch.phase = Phase::InUse;
+        self.mapper.asleep_mut().batches_mut().push(batch);
+        // The wait for the device may be possible where the order was not. Else what comes next tries again.
+        let _ = self.end_uses(lane);
     }
 
     /// Ends the batch that falls asleep, of which nothing was unmapped: blocks are awake, and free bytes free.
@@ -337,7 +381,8 @@ impl<D: Driver> SlowPath<'_, D> {
             // Behind the pages, so that all that is left has its pages: others free meanwhile.
             batch.blocks.retain(|sleeper| self.with_state(sleeper, |state| state.is_asleep(sleeper.at())));
         }
-        let (empty, rest): (Vec<_>, Vec<_>) = batches.into_iter().partition(|batch| batch.runs.is_empty());
+        let is_empty = |batch: &Batch| batch.phase == Phase::Asleep && batch.runs.is_empty();
+        let (empty, rest): (Vec<_>, Vec<_>) = batches.into_iter().partition(is_empty);
         *self.mapper.asleep_mut().batches_mut() = rest;
         for mut batch in empty {
             self.take_over_backup(&mut batch);
@@ -404,9 +449,9 @@ pub fn over(stream: StreamIndex) -> Fence {
 #[cfg(test)]
 mod tests {
     use crate::allocator::error::{AllocError, SleepError};
-    use crate::allocator::{Allocator, Backup, ChunkPolicy};
+    use crate::allocator::{Allocator, Asleep, Backup, ChunkPolicy, Wake};
     use crate::driver::{DriverCall, DriverError, DriverErrorKind, HoldStreams, ModelConfig, ModelDriver, WorkDriver};
-    use crate::testing::busy;
+    use crate::testing::{BusyDevice, busy};
     use crate::units::StreamId;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, OnceLock};
@@ -414,6 +459,20 @@ mod tests {
 
     const PAGE: u64 = 2 << 20;
     const MAIN: StreamId = StreamId::DEFAULT;
+
+    /// Has `driver` refuse everything behind the first copy to the host, with which `amid` runs.
+    fn refuse_behind_copies(driver: &BusyDevice, amid: impl Fn() + Send + 'static) {
+        let mut copies = false;
+        driver.meanwhile(move |call| match call {
+            Some(call) if copies => Err(DriverError::new(call, DriverErrorKind::Other, "refused by the test")),
+            Some(DriverCall::CopyOut) => {
+                copies = true;
+                amid();
+                Ok(())
+            }
+            _ => Ok(()),
+        });
+    }
 
     /// While a sleep copies, a block that waited for a stream becomes free, and its chunk moves: what is allocated and pinned there
     /// stays awake.
@@ -455,8 +514,8 @@ mod tests {
         allocator.check();
     }
 
-    /// While a sleep copies, a block that waited for a stream becomes free, and its chunk goes back to the driver: what is allocated
-    /// there before the sleep is over stays awake.
+    /// While a sleep copies, a block that waited for a stream becomes free, and its chunk goes back to the driver: what is
+    /// allocated there before the sleep is over stays awake.
     #[test]
     fn what_is_mapped_where_a_chunk_went_during_the_copies_stays_awake() {
         let driver = busy(&Arc::default());
@@ -492,6 +551,59 @@ mod tests {
         allocator.wake(Duration::ZERO).unwrap();
         driver.verify(MAIN, waits, PAGE, 1).unwrap();
         [first, waits, last].iter().for_each(|block| allocator.free(*block).unwrap());
+        allocator.close().unwrap();
+    }
+
+    /// The driver does not say when the copies of a sleep are over, nor while it is undone: everything is awake. What the copies
+    /// may read or write is nobody else's until they are over, which a request that runs short waits for.
+    #[test]
+    fn a_sleep_that_fails_twice_leaves_nothing_asleep() {
+        let config = ModelConfig { capacity_bytes: 3 * PAGE, ..ModelConfig::default() };
+        let driver = busy(&Arc::new(ModelDriver::new(config)));
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let [kept, freed_awake, freed_amid] = [(); 3].map(|()| allocator.alloc_raw(PAGE, MAIN).unwrap());
+        allocator.sleep(Backup::Pinned).unwrap();
+        allocator.wake(Wake { retain: true, ..Wake::default() }).unwrap();
+        let lane = allocator.inner.door.mapper.lock().asleep().lane.unwrap();
+        driver.hold(lane);
+        let others = allocator.clone();
+        refuse_behind_copies(&driver, move || others.free(freed_amid).unwrap());
+        let refused = allocator.sleep(Backup::Pinned).unwrap_err();
+        assert!(matches!(&refused, SleepError::Alloc(AllocError::Driver(_))), "{refused}");
+        allocator.trim(u64::MAX).unwrap();
+        let awake = |backup_bytes| Asleep { backup_bytes, ..Asleep::default() };
+        assert_eq!(allocator.asleep(), awake(3 * PAGE));
+        allocator.check();
+        drop(allocator.pin(kept).unwrap());
+        allocator.free(freed_awake).unwrap();
+        assert_eq!(allocator.stats().pending_bytes, PAGE);
+        allocator.alloc_raw(PAGE, MAIN).unwrap_err();
+        driver.meanwhile(|_| Ok(()));
+        allocator.check();
+        driver.resume(lane);
+        assert_eq!(allocator.alloc_raw(2 * PAGE, MAIN).unwrap(), freed_awake);
+        assert_eq!(allocator.asleep(), awake(0));
+        allocator.check();
+        [kept, freed_awake].iter().for_each(|block| allocator.free(*block).unwrap());
+        allocator.close().unwrap();
+        assert!(driver.inner().usage().is_empty());
+    }
+
+    /// As above, and nothing is freed: the backup stays, since copies may write to it, until the next call that can wait for them.
+    #[test]
+    fn the_backup_of_a_sleep_that_fails_twice_outlives_the_copies() {
+        let driver = busy(&Arc::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        let block = allocator.alloc_raw(PAGE, MAIN).unwrap();
+        refuse_behind_copies(&driver, || {});
+        allocator.sleep(Backup::Pinned).unwrap_err();
+        allocator.trim(u64::MAX).unwrap();
+        assert_eq!(allocator.asleep(), Asleep { backup_bytes: PAGE, ..Asleep::default() });
+        driver.meanwhile(|_| Ok(()));
+        allocator.trim(0).unwrap();
+        assert_eq!(allocator.asleep(), Asleep::default());
+        allocator.check();
+        allocator.free(block).unwrap();
         allocator.close().unwrap();
     }
 

@@ -41,7 +41,7 @@ impl<D: Driver> SlowPath<'_, D> {
     /// # Errors
     /// [`AllocError::OutOfMemory`], [`AllocError::CannotWait`] during a capture, and the driver's. Everything is asleep as before.
     pub fn map_asleep(&mut self, lane: StreamIndex) -> Result<Option<ToWake>, AllocError> {
-        self.end_fall(lane)?;
+        self.end_earlier(lane)?;
         self.shed_empty_pages();
         if self.is_waking() {
             return Ok(Some(self.to_wake()));
