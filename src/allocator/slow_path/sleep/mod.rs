@@ -7,7 +7,7 @@
 //!           mark.rs            copy out            unmap.rs             release_unmapped
 //! awake ──────────────▶ falling ─────────▶ falling ──────────▶ unmapped ─────────────────▶ asleep
 //!   ▲                      │                  │                    │                         │ ▲
-//!   ├──── end_fall ◀───────┴──────────────────┴────────────────────┘                  wake.rs│ │ sleep_on
+//!   ├── undo.rs: end_fall ◀┴──────────────────┴────────────────────┘                  wake.rs│ │ sleep_on
 //!   │                                                                                        ▼ │
 //!   └───────────────────────────────── get_up ◀────────────────────────── copy in ◀────────waking
 //! ```
@@ -40,6 +40,8 @@
 mod backups;
 mod check;
 mod mark;
+mod pages;
+mod undo;
 mod unmap;
 mod wake;
 mod whole;

@@ -11,7 +11,7 @@ use super::super::super::error::AllocError;
 use super::super::super::request::Request;
 use super::super::super::streams::directory::Owner;
 use super::super::SlowPath;
-use super::{Place, Run, Span};
+use super::{Place, Run, Span, Unmapped};
 use crate::driver::Driver;
 use crate::heap::BlockState;
 use crate::pages::PageCount;
@@ -68,6 +68,17 @@ impl<D: Driver> SlowPath<'_, D> {
             span
         };
         runs.iter().map(span).collect()
+    }
+
+    /// What is known of chunks that sleep whole. Their bytes are in the backup one behind the other.
+    pub fn whole_chunks(&self, falling: &[Unmapped]) -> Vec<WholeChunk> {
+        let mut end = 0;
+        let whole = |Unmapped { places, .. }: &Unmapped| {
+            let place = end;
+            end += places[0].run.pages.len().bytes(self.page_bytes());
+            WholeChunk { places: places.clone(), place }
+        };
+        falling.iter().map(whole).collect()
     }
 
     /// The bytes of a chunk that is asleep, and the region that they are in.
