@@ -159,7 +159,7 @@ impl<D: Device> Shared<'_, D> {
             }
             self.progress.ops.fetch_add(1, Ordering::Relaxed);
             match random.below(8) {
-                _ if self.stress.sleeps && number == 0 && random.below(4) == 0 => self.step_sleep(),
+                _ if self.stress.sleeps && number == 0 && random.below(4) == 0 => self.step_sleep(&mut random),
                 0 if random.below(4) == 0 => self.step_kept(&mut random, &mut kept, &mut blocks),
                 0 => self.step_range(&mut random, &mut ranges),
                 1 if random.below(8) == 0 => {
