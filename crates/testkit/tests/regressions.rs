@@ -433,3 +433,36 @@ fn what_the_driver_does_not_take_back_is_of_no_stream() {
         ],
     );
 }
+
+/// A capture keeps a sleep from being ordered behind what it has marked, beside a block of which a part is asleep.
+#[test]
+fn a_sleep_that_is_refused_marks_no_part_of_a_block() {
+    let world =
+        World { pages: 18, chunk_pages: 1, streams: 1, slack_percent: 0, own_streams: true, ..World::default() };
+    run::<Model>(
+        &world,
+        &[
+            Alloc { bytes: 0, align: 9, stream: 2132 },
+            Pin { block: 0 },
+            Pin { block: 0 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Free { block: 0 },
+            Alloc { bytes: 12289, align: 9, stream: 0 },
+            Alloc { bytes: 0, align: 9, stream: 10855 },
+            CopyHandle,
+            Unpin { pin: 0 },
+            Alloc { bytes: 51201, align: 9, stream: 35120 },
+            Pin { block: 3284 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Unpin { pin: 0 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            Sleep { backup: Backup::Discard },
+            Alloc { bytes: 0, align: 9, stream: 0 },
+            BeginCapture { stream: 25093 },
+            Unpin { pin: 0 },
+            Sleep { backup: Backup::Discard },
+        ],
+    );
+}

@@ -15,7 +15,7 @@ use super::super::super::error::BackupError;
 use super::super::super::stores::{Backup, Store, StoreId};
 use super::super::super::streams::directory::Owner;
 use super::super::{Door, SlowPath};
-use super::{Batch, Phase, Sleeper, Span};
+use super::{Batch, Sleeper, Span};
 use crate::driver::Driver;
 use crate::units::DeviceAddr;
 use std::collections::{HashMap, HashSet};
@@ -70,7 +70,7 @@ impl<D: Driver> SlowPath<'_, D> {
         let touches =
             |start: DeviceAddr, bytes: u64| start.0 < range.end && range.start < start.0.saturating_add(bytes);
         let mut found: Vec<(StoreId, (Owner, Span))> = Vec::new();
-        for batch in self.mapper.asleep().batches().iter().filter(|batch| batch.phase != Phase::Falling) {
+        for batch in self.mapper.asleep().batches().iter().filter(|batch| batch.phase.is_asleep()) {
             let is_asleep = |part: &Sleeper| self.with_state(part, |state| state.is_asleep(part.at()));
             if batch.blocks.iter().any(|part| touches(part.addr, part.bytes) && is_asleep(part)) {
                 let spans = self.spans_with_owners(batch).filter(|(_, span)| touches(span.addr, span.bytes));

@@ -81,7 +81,8 @@ impl Batches {
     /// Panics if it does not hold.
     pub fn check_marks(&self, stream: StreamIndex, state: &StreamState) {
         let mut listed: HashMap<BlockAt, u64> = HashMap::new();
-        for part in self.batches.iter().flat_map(|batch| &batch.blocks).filter(|part| part.owner.stream == stream) {
+        let marked = self.batches.iter().filter(|batch| batch.phase != Phase::InUse).flat_map(|batch| &batch.blocks);
+        for part in marked.filter(|part| part.owner.stream == stream) {
             *listed.entry((part.owner.region, part.block)).or_default() += part.bytes;
         }
         for (at, extras) in state.extras.iter().filter(|(_, extras)| !extras.asleep.is_empty()) {

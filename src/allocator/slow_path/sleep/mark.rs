@@ -10,7 +10,7 @@ use super::super::super::streams::directory::Owner;
 use super::super::super::streams::region::Region;
 use super::super::super::streams::state::StreamState;
 use super::super::SlowPath;
-use super::{Batch, Run, Sleeper, Span};
+use super::{Batch, Copies, Run, Sleeper, Span};
 use crate::driver::Driver;
 use crate::heap::{Block, BlockState};
 use crate::pages::{PageIndex, PageRange};
@@ -136,7 +136,7 @@ impl<D: Driver> SlowPath<'_, D> {
         self.drop_unused_backups();
         // Behind what was queued before a block was marked, by whoever had it pinned until then for example.
         if let Err(error) = self.order_behind_users(lane) {
-            self.stay_awake_in_use(lane);
+            self.stay_awake_in_use(lane, Copies::NotBegun);
             return Err(error);
         }
         Ok((left, Some(marked)))

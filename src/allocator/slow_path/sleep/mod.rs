@@ -28,7 +28,7 @@
 //!
 //! - A1  a page that is asleep or unmapped has no active view, and every byte in it is of a block that is marked, or claimed. Of a
 //!   batch that wakes, each page has one; of one that falls asleep, those with a marked block.
-//! - A2  the marked blocks are those of the batches that have not been freed.
+//! - A2  the marked blocks are those of the batches that have not been freed, but for what is in use.
 //! - A3  a batch with a backup has a place in it for each of its blocks, or for each of its chunks; of a block that has a retained
 //!   backup, as `backups.rs` says, in that.
 //! - A4  a chunk that sleeps whole has its active view and its stale ones on record. While it is asleep, nothing is placed at
@@ -119,6 +119,13 @@ pub enum Phase {
     Waking,
 }
 
+/// Whether bytes of a batch that falls asleep may be on their way to the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copies {
+    NotBegun,
+    MayBeUnderWay,
+}
+
 /// Adjacent pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -169,6 +176,13 @@ pub struct Sleeper {
     pub place: u64,
     /// The store that the place is in, where that is not the backup of the batch.
     pub retained_in: Option<StoreId>,
+}
+
+impl Phase {
+    /// Whether what is live in it is without its bytes.
+    fn is_asleep(self) -> bool {
+        matches!(self, Self::Unmapped | Self::Asleep | Self::Waking)
+    }
 }
 
 impl Run {

@@ -3,7 +3,7 @@
 use super::super::super::error::AllocError;
 use super::super::SlowPath;
 use super::pages::runs_where;
-use super::{Phase, Place, Run, Sleeper, Unmapped};
+use super::{Copies, Phase, Place, Run, Sleeper, Unmapped};
 use crate::driver::Driver;
 use crate::pages::{PageCount, PageRange};
 use crate::physical::ChunkId;
@@ -18,7 +18,7 @@ impl<D: Driver> SlowPath<'_, D> {
                 Ok(()) => self.stay_awake(),
                 Err(_) => {
                     self.record_copies(lane);
-                    self.stay_awake_in_use(lane);
+                    self.stay_awake_in_use(lane, Copies::MayBeUnderWay);
                 }
             },
             Some(Phase::Unmapped) => self.map_unmapped(lane),
@@ -105,8 +105,9 @@ impl<D: Driver> SlowPath<'_, D> {
     }
 
     /// Ends the batch that falls asleep where nothing says when its uses are over: what is live is awake. What was freed meanwhile
-    /// may be in use still: its pages stay until [`end_uses`](Self::end_uses), with nothing free in them, and so does the backup.
-    pub fn stay_awake_in_use(&mut self, lane: StreamIndex) {
+    /// may be in use still: its pages stay until [`end_uses`](Self::end_uses), with nothing free in them. So do the blocks and the
+    /// backup that copies may read and write.
+    pub(super) fn stay_awake_in_use(&mut self, lane: StreamIndex, copies: Copies) {
         let mut batch = self.mapper.asleep_mut().batches_mut().pop().expect("a batch falls asleep");
         let page_bytes = self.page_bytes();
         let is_freed = |sleeper: &&Sleeper| {
@@ -127,6 +128,13 @@ impl<D: Driver> SlowPath<'_, D> {
         }
         batch.runs = runs.iter().flat_map(|run| runs_where(run, |page| in_use(run, page))).collect();
         batch.phase = Phase::InUse;
+        if copies == Copies::NotBegun {
+            batch.blocks.clear();
+            self.drop_unused_backups();
+            if batch.runs.is_empty() {
+                return;
+            }
+        }
         self.mapper.asleep_mut().batches_mut().push(batch);
         // The wait for the device may be possible where the order was not. Else what comes next tries again.
         let _ = self.end_uses(lane);
@@ -238,6 +246,32 @@ mod tests {
         [kept, freed_awake].iter().for_each(|block| allocator.free(*block).unwrap());
         allocator.close().unwrap();
         assert!(driver.inner().usage().is_empty());
+    }
+
+    /// As above, beside a block of which a part is asleep since before: that stays so, and wakes with its bytes.
+    #[test]
+    fn a_sleep_that_fails_twice_leaves_what_was_asleep() {
+        let driver = busy(&Arc::default());
+        let allocator = Allocator::builder(Arc::clone(&driver)).chunk_policy(ChunkPolicy::Fixed(PAGE)).build().unwrap();
+        // Three chunks, of which the second has parts of both.
+        let [pinned, in_parts] = [(); 2].map(|()| allocator.alloc_raw(PAGE + PAGE / 2, MAIN).unwrap());
+        assert_eq!(in_parts, pinned.offset(PAGE + PAGE / 2));
+        driver.fill(MAIN, in_parts, PAGE + PAGE / 2, 1).unwrap();
+        let pin = allocator.pin(pinned).unwrap();
+        assert_eq!(allocator.sleep(Backup::Pinned).unwrap().asleep_bytes, PAGE);
+        drop(pin);
+        refuse_behind_copies(&driver, || {});
+        allocator.sleep(Backup::Pinned).unwrap_err();
+        driver.meanwhile(|_| Ok(()));
+        allocator.check();
+        let asleep = allocator.asleep();
+        assert_eq!((asleep.asleep_bytes, asleep.live_bytes), (PAGE, PAGE), "{asleep:?}");
+        assert!(allocator.backup_at(in_parts, PAGE / 2, |_| ()).unwrap().is_none(), "it is awake");
+        assert_eq!(allocator.wake(Wake::default()).unwrap().mapped_bytes, PAGE);
+        allocator.check();
+        driver.verify(MAIN, in_parts, PAGE + PAGE / 2, 1).unwrap();
+        [pinned, in_parts].iter().for_each(|block| allocator.free(*block).unwrap());
+        allocator.close().unwrap();
     }
 
     /// As above, and nothing is freed: the backup stays, since copies may write to it, until the next call that can wait for them.
