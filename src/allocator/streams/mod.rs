@@ -9,6 +9,7 @@
 //! readings.rs   what the clocks said when they were read     largest.rs    the largest live blocks
 //! extras.rs     what is kept of single blocks            sharing.rs    they are marked, pinned, let go
 //! live_mark.rs  a stream's part of the meter of the peak       live_bounds.rs   bounds for the search for the largest
+//! last.rs       the last block, freed and taken again
 //! ```
 //!
 //! Threads: any. Lock order: the readings, a stream's clock, then stream states in the order of their numbers. No stream state is
@@ -18,6 +19,7 @@ pub mod directory;
 pub mod extras;
 mod identity;
 mod largest;
+pub mod last;
 mod live;
 pub mod live_bounds;
 mod live_mark;

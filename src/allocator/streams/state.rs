@@ -2,6 +2,7 @@
 
 use super::super::kind::RegionKind;
 use super::extras::{BlockAt, Extras};
+use super::last::LastBlock;
 use super::live_mark::LiveMark;
 use super::pending::{Pending, PendingBlocks};
 use super::readings::ClockLock;
@@ -56,6 +57,8 @@ pub struct Exposed {
 pub struct StreamState {
     /// Requested bytes of live blocks in all regions.
     pub live_bytes: u64,
+    /// The last block that was handed out.
+    last: LastBlock,
     /// Between which live bytes the peak over all streams is not exceeded.
     pub mark: LiveMark,
     /// The open epoch of the stream, less `epoch_base`.
@@ -135,9 +138,24 @@ impl StreamState {
     /// As [`take`](Self::take), in any region of `kind`: the first in the order of their numbers.
     #[inline]
     pub fn take_any(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
+        if self.last.is_free() {
+            if alignment == GRANULE
+                && let Some(addr) = self.last.take_again(size, waste)
+            {
+                self.count_alloc(size, waste);
+                return Some(addr);
+            }
+            self.settle_last();
+        }
         let taken = self.regions.first_mut(kind).and_then(|region| region.take(size, waste, alignment));
         match taken {
-            Some(_) => self.count_alloc(size, waste),
+            Some(addr) => {
+                self.count_alloc(size, waste);
+                self.last = LastBlock::taken(addr, size, waste, RegionId::first(kind));
+                if alignment != GRANULE {
+                    self.last.forget();
+                }
+            }
             None if self.regions.has_further() => return self.take_further(kind, size, waste, alignment),
             None => {}
         }
@@ -218,10 +236,55 @@ impl StreamState {
         self.tally.by_size[size_range(size)] += 1;
     }
 
+    /// Frees the block at `addr`, if it is the last one that was handed out; the heap learns of it later. Else the heap knows all,
+    /// and is about to change.
+    #[inline]
+    pub fn free_last(&mut self, addr: DeviceAddr) -> bool {
+        match self.last.free(addr) {
+            Some(bytes) => {
+                self.count_freed(bytes);
+                true
+            }
+            None => {
+                self.settle_last();
+                false
+            }
+        }
+    }
+
+    /// Whether the last block was freed, and its heap has it as live.
+    #[cfg(test)]
+    pub fn is_last_free(&self) -> bool {
+        self.last.is_free()
+    }
+
+    /// Frees the last block in its heap, if it was freed, and forgets it.
+    #[inline]
+    fn settle_last(&mut self) {
+        if self.last.is_free() {
+            self.free_in_heap();
+        }
+        self.last.forget();
+    }
+
+    #[inline(never)]
+    fn free_in_heap(&mut self) {
+        let last = std::mem::replace(&mut self.last, LastBlock::NONE);
+        let (epoch, (region, addr)) = (self.epoch, last.place());
+        let region = self.region(region).expect("the last block has a region");
+        let freed = region.heap.free(addr.0 - region.base.0, epoch);
+        assert!(freed.is_ok(), "last I1: the heap has {freed:?} where the last block is");
+    }
+
     /// Counts the free of a block.
     #[inline]
     pub fn count_free(&mut self, block: &Block) {
-        let bytes = block.size - u64::from(block.waste);
+        self.count_freed(block.size - u64::from(block.waste));
+    }
+
+    /// Counts the free of a block of which so many bytes were requested.
+    #[inline]
+    fn count_freed(&mut self, bytes: u64) {
         self.live_bytes -= bytes;
         self.tally.frees += 1;
         self.tally.freed_bytes += bytes;
@@ -274,6 +337,7 @@ impl Stream {
                 open_elsewhere_bytes: 0,
                 next_ticket: 0,
                 live_bytes: 0,
+                last: LastBlock::NONE,
                 mark: LiveMark::default(),
                 reuses: 0,
                 tally: Tally { allocs: 0, frees: 0, freed_bytes: 0, by_size: [0; SIZE_RANGES] },
@@ -324,6 +388,15 @@ impl Stream {
     #[inline]
     #[cfg_attr(not(test), allow(clippy::useless_conversion, reason = "tests watch what is done under the lock"))]
     pub fn lock(&self) -> StateGuard<'_> {
+        let mut state = self.state.lock();
+        state.settle_last();
+        state.into()
+    }
+
+    /// As [`lock`](Self::lock), for the hot path: a block may be free that the heap has as live.
+    #[inline]
+    #[cfg_attr(not(test), allow(clippy::useless_conversion, reason = "tests watch what is done under the lock"))]
+    pub fn lock_hot(&self) -> StateGuard<'_> {
         self.state.lock().into()
     }
 
