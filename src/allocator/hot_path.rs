@@ -37,7 +37,7 @@ impl<D: Driver> Inner<D> {
         let mut state = stream.lock_hot();
         let taken = state.take_any(RegionKind::of(size), size, waste, alignment);
         let visit = match state.mark.is_passed(state.live_bytes) {
-            true => streams.peak.note(stream.index, &mut state),
+            true => streams.peak.note(stream.index, &mut state, |index| streams.get(index)),
             false => Visit::Needless,
         };
         drop(state);
@@ -103,7 +103,8 @@ impl<D: Driver> Inner<D> {
     #[inline]
     fn note_free(&self, owner: Owner, state: &mut StreamState) {
         if state.mark.is_left(state.live_bytes) {
-            let _ = self.shared.streams.peak.note(owner.stream, state);
+            let streams = &self.shared.streams;
+            let _ = streams.peak.note(owner.stream, state, |index| streams.get(index));
         }
     }
 
@@ -235,7 +236,7 @@ impl<D: Driver> Inner<D> {
 mod tests {
     use super::*;
     use crate::allocator::Allocator;
-    use crate::driver::{ModelConfig, ModelDriver};
+    use crate::driver::{ModelConfig, ModelDriver, WorkDriver};
     use crate::units::MIB;
     use std::sync::Arc;
 
@@ -299,6 +300,33 @@ mod tests {
         assert!(again > 500, "{again} frees were put off");
         assert_eq!(allocator.stats(), settled.stats());
         assert_eq!(allocator.snapshot().regions, settled.snapshot().regions);
+        allocator.check();
+    }
+
+    /// A sum for the peak is made of counts alone, whether one other stream has changed or many.
+    #[test]
+    fn the_meter_of_the_peak_leaves_frees_put_off() {
+        let allocator = Allocator::builder(Arc::new(ModelDriver::default())).build().unwrap();
+        let streams = [(); 4].map(|()| allocator.driver().create_stream().unwrap());
+        let alloc = |bytes: u64, stream: StreamId| allocator.alloc_raw(bytes, stream).unwrap();
+        let is_put_off =
+            |stream: &StreamId| allocator.inner.shared.streams.find(*stream).unwrap().lock_hot().is_last_free();
+        for stream in streams {
+            allocator.free(alloc(32 * MIB, stream)).unwrap();
+        }
+        allocator.reset_peaks();
+        for stream in streams.into_iter().chain(streams) {
+            allocator.free(alloc(MIB, stream)).unwrap();
+        }
+        assert!(streams.iter().all(is_put_off), "each has taken its turn at the peak");
+        for count in 2..=4 {
+            let blocks: Vec<_> = streams[..count].iter().map(|stream| alloc(MIB, *stream)).collect();
+            blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
+            let higher = 5 * count as u64 * MIB;
+            allocator.free(alloc(higher, streams[0])).unwrap();
+            assert_eq!(allocator.inner.shared.streams.peak.peak(), higher);
+            assert!(streams[1..count].iter().all(is_put_off), "{count} streams");
+        }
         allocator.check();
     }
 

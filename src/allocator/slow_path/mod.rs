@@ -209,9 +209,11 @@ impl<'a, D: Driver> SlowPath<'a, D> {
         let streams = &self.shared.streams;
         let mut state = streams.get(owner.stream).lock();
         state.note_size(owner.region, offset);
-        if state.mark.is_passed(state.live_bytes) && streams.peak.note(owner.stream, &mut state) == Visit::Due {
+        let of_index = |index| streams.get(index);
+        if state.mark.is_passed(state.live_bytes) && streams.peak.note(owner.stream, &mut state, of_index) == Visit::Due
+        {
             drop(state);
-            streams.peak.visit(|index| streams.get(index), owner.stream);
+            streams.peak.visit(of_index, owner.stream);
         }
     }
 

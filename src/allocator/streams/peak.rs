@@ -1,8 +1,9 @@
 //! Peak of live bytes over all streams, exact as long as streams do not race, without a shared counter on the hot path.
 //!
 //! Every stream has a *limit*: live bytes up to which it cannot lift the sum over all streams above the peak, whatever the
-//! others do within theirs. What is left to the peak, and in no limit, a stream gets half of when it passes its own. Where
-//! that does not suffice the sum is made, by a visit to the streams that have changed since it was made last. So that those
+//! others do within theirs. A stream that passes its own gets some of what is left to the peak and in no limit: as much as it
+//! has live, so that one that grows seldom asks again, and no more, so that much is left to many streams in turn. Where that
+//! does not suffice the sum is made, by a visit to the streams that have changed since it was made last. So that those
 //! are known, a stream *joins in* when it first allocates or frees after a visit: its limit and its *floor* are its live
 //! bytes until then. Each visit is paid for by the joining in of the streams visited.
 //!
@@ -10,19 +11,23 @@
 //! - I2  a stream that has not joined in has as many live bytes as were counted; that is its limit, and its floor.
 //! - I3  what was counted of the streams is the sum; those that have joined in are listed, once.
 //!
-//! Lock order: stream states in the order of their numbers, then the ledger. Cost: nothing within floor and limit; beyond,
-//! O(1) for each operation in the long run, however many streams there are.
+//! Lock order: stream states in the order of their numbers, then the ledger. A state that is tried for is in no order. Cost:
+//! nothing within floor and limit; beyond, O(1) for each operation in the long run, however many streams there are.
 
 use super::live_mark::LiveMark;
 use super::state::{AllStates, Stream, StreamState, live_bytes};
 use crate::stream::StreamIndex;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, HotMutex, Ordering};
+use std::ops::DerefMut;
+
+/// What a stream with fewer live bytes is given beyond those it needs, where so much is left.
+const LEAST_GIVEN: u64 = 64 << 10;
 
 /// The peak so far.
 #[derive(Debug, Default)]
 pub struct PeakMeter {
     peak: AtomicU64,
-    ledger: Mutex<Ledger>,
+    ledger: HotMutex<Ledger>,
 }
 
 /// The counts of the last visit.
@@ -55,7 +60,12 @@ impl PeakMeter {
     /// Notes that a stream, whose state is locked, has changed. Where it has passed its limit it gets a higher one if it can.
     #[cold]
     #[inline(never)]
-    pub fn note(&self, index: StreamIndex, state: &mut StreamState) -> Visit {
+    pub fn note<'s>(
+        &self,
+        index: StreamIndex,
+        state: &mut StreamState,
+        stream: impl Fn(StreamIndex) -> &'s Stream,
+    ) -> Visit {
         let mut ledger = self.ledger.lock();
         if !state.mark.joined {
             state.mark.joined = true;
@@ -64,17 +74,36 @@ impl PeakMeter {
         }
         let beyond = state.live_bytes.saturating_sub(state.mark.limit);
         if beyond > ledger.left {
-            if ledger.joined != [index] {
-                return Visit::Due;
-            }
-            // All others are as they were counted.
-            self.count(&mut ledger, state);
-            self.settle(&mut ledger, &mut [(index, state)], index);
-        } else if beyond > 0 {
-            let got = beyond + (ledger.left - beyond) / 2;
+            return self.visit_few(&mut ledger, (index, state), stream);
+        }
+        if beyond > 0 {
+            let got = beyond + given(ledger.left - beyond, state.live_bytes);
             ledger.left -= got;
             state.mark.limit += got;
         }
+        Visit::Needless
+    }
+
+    /// Visits the streams that have joined in, where those are `actor` and one other at most: that one at once, if its state is
+    /// not locked. Streams that take turns at their common peak pass on from one to the next what is left.
+    fn visit_few<'s>(
+        &self,
+        ledger: &mut Ledger,
+        actor: (StreamIndex, &mut StreamState),
+        stream: impl Fn(StreamIndex) -> &'s Stream,
+    ) -> Visit {
+        let index = actor.0;
+        let other = match ledger.joined[..] {
+            [_] => {
+                self.settle(ledger, &mut [actor], index);
+                return Visit::Needless;
+            }
+            [first, second] if first == index => second,
+            [first, _] => first,
+            _ => return Visit::Due,
+        };
+        let Some(mut state) = stream(other).try_lock_hot() else { return Visit::Due };
+        self.settle(ledger, &mut [actor, (other, &mut state)], index);
         Visit::Needless
     }
 
@@ -84,7 +113,7 @@ impl PeakMeter {
         loop {
             let mut joined = self.ledger.lock().joined.clone();
             joined.sort_unstable();
-            let mut states: Vec<_> = joined.iter().map(|index| (*index, stream(*index).lock())).collect();
+            let mut states: Vec<_> = joined.iter().map(|index| (*index, stream(*index).lock_hot())).collect();
             let mut ledger = self.ledger.lock();
             if ledger.joined.iter().any(|index| joined.binary_search(index).is_err()) {
                 // Another one has joined in meanwhile, and without it the sum would be wrong.
@@ -92,11 +121,7 @@ impl PeakMeter {
             }
             // Others may have visited some of them meanwhile.
             states.retain(|(_, state)| state.mark.joined);
-            for (_, state) in &mut states {
-                self.count(&mut ledger, state);
-            }
-            let mut visited: Vec<_> = states.iter_mut().map(|(index, state)| (*index, &mut **state)).collect();
-            return self.settle(&mut ledger, &mut visited, actor);
+            return self.settle(&mut ledger, &mut states, actor);
         }
     }
 
@@ -106,27 +131,28 @@ impl PeakMeter {
         self.ledger.lock().counted
     }
 
-    fn count(&self, ledger: &mut Ledger, state: &mut StreamState) {
-        ledger.counted = ledger.counted - state.mark.counted + state.live_bytes;
-        state.mark.counted = state.live_bytes;
-    }
-
-    /// Notes the sum, after a visit to some streams. Their limits fall to their live bytes; `actor`, which is likely to go on,
-    /// gets half of what is left and stays joined in.
-    fn settle(&self, ledger: &mut Ledger, visited: &mut [(StreamIndex, &mut StreamState)], actor: StreamIndex) {
-        let peak = self.peak().max(ledger.counted);
-        self.peak.store(peak, Ordering::Relaxed);
+    /// Makes the sum, on a visit to all streams that have joined in, and notes it. Their limits fall to their live bytes; `actor`,
+    /// which is likely to go on, gets some of what is left and stays joined in.
+    fn settle<S: DerefMut<Target = StreamState>>(
+        &self,
+        ledger: &mut Ledger,
+        visited: &mut [(StreamIndex, S)],
+        actor: StreamIndex,
+    ) {
         for (_, state) in visited.iter_mut() {
             let live = state.live_bytes;
+            ledger.counted = ledger.counted - state.mark.counted + live;
             state.mark = LiveMark { limit: live, floor: live, counted: live, joined: false };
         }
+        let peak = self.peak().max(ledger.counted);
+        self.peak.store(peak, Ordering::Relaxed);
         // Now nobody has joined in, and all limits are what was counted.
         ledger.left = peak - ledger.counted;
         ledger.joined.clear();
         if let Some((index, state)) = visited.iter_mut().find(|(index, _)| *index == actor) {
-            let half = ledger.left / 2;
-            ledger.left -= half;
-            state.mark.limit += half;
+            let got = given(ledger.left, state.live_bytes);
+            ledger.left -= got;
+            state.mark.limit += got;
             (state.mark.floor, state.mark.joined) = (0, true);
             ledger.joined.push(*index);
         }
@@ -170,6 +196,11 @@ impl PeakMeter {
     }
 }
 
+/// How many of the bytes that are left a stream gets that has so many live.
+fn given(left: u64, live_bytes: u64) -> u64 {
+    (left / 2).min(live_bytes.max(LEAST_GIVEN))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -208,18 +239,22 @@ mod tests {
             state.live_bytes = live_bytes;
             let mark = state.mark;
             let noted = mark.is_passed(live_bytes) || mark.is_left(live_bytes);
-            if noted { self.meter.note(StreamIndex(number), &mut state) } else { Visit::Needless }
+            match noted {
+                true => self.meter.note(StreamIndex(number), &mut state, |index| self.visited(index)),
+                false => Visit::Needless,
+            }
+        }
+
+        fn visited(&self, index: StreamIndex) -> &Stream {
+            self.visited.set(self.visited.get() + 1);
+            &self.streams[index.0 as usize]
         }
 
         /// Sets a stream's live bytes, as an allocation or a free does.
         fn set(&self, number: u32, live_bytes: u64) {
-            let index = StreamIndex(number);
             if self.change(number, live_bytes) == Visit::Due {
-                let stream = |index: StreamIndex| {
-                    self.visited.set(self.visited.get() + 1);
-                    &self.streams[index.0 as usize]
-                };
-                self.meter.visit(stream, index);
+                let index = StreamIndex(number);
+                self.meter.visit(|index| self.visited(index), index);
             }
         }
     }
@@ -293,6 +328,39 @@ mod tests {
         assert!(world.visited.get() <= 2, "{} streams visited", world.visited.get());
     }
 
+    /// Streams that take turns at their common peak find what is left with the one before them, at once.
+    #[test]
+    fn streams_that_take_turns_pass_on_what_is_left() {
+        let world = World::new(1000);
+        (0..1000).for_each(|number| world.set(number, 100));
+        world.visited.set(0);
+        for turn in 0..3000 {
+            assert_eq!(world.change(turn % 1000, 200), Visit::Needless, "turn {turn}");
+            assert_eq!((world.meter.peak(), world.change(turn % 1000, 100)), (100_100, Visit::Needless));
+        }
+        assert_eq!(world.visited.get(), 3000);
+        world.meter.check(&world.states());
+    }
+
+    /// Below the peak every one of many streams gets what it needs, and visits nobody.
+    #[test]
+    fn below_the_peak_many_streams_take_turns() {
+        const KIB: u64 = 1 << 10;
+        let world = World::new(1000);
+        world.set(0, 300_000 * KIB);
+        world.set(0, 0);
+        (0..1000).for_each(|number| world.set(number, KIB));
+        world.visited.set(0);
+        for turn in 0..3000 {
+            let mark = world.streams[turn % 1000].lock().mark;
+            assert!(!mark.is_passed(90 * KIB) || turn < 1000, "turn {turn}: {mark:?}");
+            world.set(turn as u32 % 1000, 90 * KIB);
+            world.set(turn as u32 % 1000, KIB);
+        }
+        assert_eq!(world.visited.get(), 0);
+        world.meter.check(&world.states());
+    }
+
     /// One that joins in while others are about to be visited is visited with them, although its own visit is still to come.
     #[test]
     fn who_joins_in_during_a_visit_counts() {
@@ -300,7 +368,9 @@ mod tests {
         for (number, live_bytes) in [(0, 70), (1, 30), (2, 50)] {
             world.set(number, live_bytes);
         }
-        assert_eq!(world.change(0, 80), Visit::Due);
+        let locked = world.streams[2].lock();
+        assert_eq!(world.change(0, 80), Visit::Due, "the other one is locked");
+        drop(locked);
         let meanwhile = std::cell::Cell::new(true);
         let stream = |index: StreamIndex| {
             if meanwhile.replace(false) {

@@ -393,11 +393,17 @@ impl Stream {
         state.into()
     }
 
-    /// As [`lock`](Self::lock), for the hot path: a block may be free that the heap has as live.
+    /// As [`lock`](Self::lock), for the hot path and who looks at counts alone: a block may be free that the heap has as live.
     #[inline]
     #[cfg_attr(not(test), allow(clippy::useless_conversion, reason = "tests watch what is done under the lock"))]
     pub fn lock_hot(&self) -> StateGuard<'_> {
         self.state.lock().into()
+    }
+
+    /// As [`lock_hot`](Self::lock_hot), if nobody has locked it.
+    #[cfg_attr(not(test), allow(clippy::useless_conversion, reason = "tests watch what is done under the lock"))]
+    pub fn try_lock_hot(&self) -> Option<StateGuard<'_>> {
+        self.state.try_lock().map(Into::into)
     }
 
     /// Locks the state for a piece of the work. Whoever waits may have it next, also if this thread wants it again at once.
