@@ -68,7 +68,13 @@ impl<T> StreamTable<T> {
     /// Returns the value of `key`, if it was added.
     #[inline]
     pub fn find(&self, key: StreamId) -> Option<&T> {
-        for level in &self.levels {
+        let found = self.levels[0].get()?.find(key);
+        if found.is_some() { found } else { self.find_further(key) }
+    }
+
+    #[inline(never)]
+    fn find_further(&self, key: StreamId) -> Option<&T> {
+        for level in &self.levels[1..] {
             let found = level.get()?.find(key);
             if found.is_some() {
                 return found;

@@ -145,7 +145,7 @@ impl StreamState {
                 self.count_alloc(size, waste);
                 return Some(addr);
             }
-            self.settle_last();
+            self.free_in_heap();
         }
         let taken = self.regions.first_mut(kind).and_then(|region| region.take(size, waste, alignment));
         match taken {
