@@ -18,6 +18,16 @@ static HANDLES: [OnceLock<usize>; MOST_DEVICES] = [const { OnceLock::new() }; MO
 /// The device of that number, with its allocator made now if this is the first use.
 #[inline]
 pub(crate) fn device_of(ordinal: i32) -> Answer<&'static Device<CudaDriver>> {
+    // No device has a number that was negative.
+    match PROCESS.used(ordinal.cast_unsigned()) {
+        Some(device) => Ok(device),
+        None => device_made(ordinal),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn device_made(ordinal: i32) -> Answer<&'static Device<CudaDriver>> {
     match u32::try_from(ordinal) {
         Ok(ordinal) => Ok(PROCESS.device(ordinal)?),
         Err(_) => Err(Failure::argument(format!("{ordinal} is not the number of a device"))),

@@ -16,6 +16,7 @@ use crate::notice::notice;
 use crate::pools::{PoolId, PoolKind, wants_room};
 use crate::recorded::{Request, is_out_of_memory};
 use crate::settings::whole_pages;
+use crate::streams::StreamLives;
 use gapless::allocator::{AllocError, FreeError, OutOfMemory, Trimmed};
 use gapless::units::ByteSize;
 use gapless::{DeviceAddr, StreamId};
@@ -46,7 +47,41 @@ impl<D: DeviceDriver> Device<D> {
     ///
     /// # Errors
     /// The allocator's, as `worded` words it.
+    #[inline]
     pub fn alloc_worded<E: Display>(
+        &self,
+        place: Place,
+        request: &Request,
+        worded: impl FnOnce(AllocError) -> E,
+    ) -> Result<DeviceAddr, E> {
+        match self.alloc_cached(place, request) {
+            Some(addr) => Ok(addr),
+            None => self.alloc_uncached(place, request, worded),
+        }
+    }
+
+    /// Allocates from what the device's own allocator has cached, where that serves the request as it is. Most requests end here,
+    /// and none of them moves an error about, which is large.
+    #[inline]
+    fn alloc_cached(&self, place: Place, request: &Request) -> Option<DeviceAddr> {
+        let for_main = match place {
+            Place::Main => true,
+            Place::OpenPool => self.pools.none_open(),
+            Place::Pool(_) => false,
+        };
+        let as_it_is = request.lives == StreamLives::AsLongAsTheProcess && self.page_apart(request.bytes).is_none();
+        if !(for_main && as_it_is) {
+            return None;
+        }
+        self.settle_over();
+        let addr = request.serve_cached(&self.main.allocator)?;
+        self.main.note_alloc(addr, request.bytes, request.stream, |addr| self.tag_at(addr));
+        self.history.note(Action::Alloc, self.ordinal, addr, request.bytes, request.stream);
+        Some(addr)
+    }
+
+    #[inline(never)]
+    fn alloc_uncached<E: Display>(
         &self,
         place: Place,
         request: &Request,

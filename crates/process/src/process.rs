@@ -63,6 +63,12 @@ impl<D: DeviceDriver> Process<D> {
         }
     }
 
+    /// The device of that number, if it was used before.
+    #[inline]
+    pub fn used(&self, ordinal: u32) -> Option<&Device<D>> {
+        self.devices.get(ordinal as usize)?.get()
+    }
+
     /// Makes the allocator of a device that the caller has opened.
     ///
     /// # Errors

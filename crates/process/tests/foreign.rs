@@ -58,6 +58,25 @@ fn the_default_stream_of_each_device_counts() {
     }
 }
 
+/// A request that is served from the cache asks as well, and frees what no stream of another device uses any more.
+#[test]
+fn requests_from_the_cache_settle_what_is_over() {
+    let process = models();
+    let [first, second] = [0, 1].map(|ordinal| process.device(ordinal).unwrap());
+    let kept = Request { lives: StreamLives::AsLongAsTheProcess, ..Request::new(2 * MIB, StreamId::DEFAULT) };
+    let stream = second.allocator().driver().create_stream().unwrap();
+    let [cached, used] = [4, 2].map(|mib| first.alloc(&Request { bytes: mib * MIB, ..kept }).unwrap());
+    first.free(cached, 0, StreamId::DEFAULT).unwrap();
+    keep_busy(second, stream);
+    process.record_stream(first, used, stream, StreamLives::AsLongAsTheProcess).unwrap();
+    first.free(used, 0, StreamId::DEFAULT).unwrap();
+    assert_eq!(first.alloc(&kept).unwrap(), cached);
+    assert_eq!(live_bytes(first), 4 * MIB);
+    let_go(second, stream);
+    assert_eq!(first.alloc(&kept).unwrap(), cached.offset(2 * MIB));
+    assert_eq!(live_bytes(first), 4 * MIB);
+}
+
 /// What one stream has used is free as soon as it is done, all of it at once.
 #[test]
 fn all_that_a_stream_is_done_with_is_free() {

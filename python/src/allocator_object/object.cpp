@@ -297,17 +297,17 @@ void AllocatorObject::give(void *pointer, Refusal refusal) {
     if (C10_UNLIKELY(tracer() != nullptr)) {
         (*tracer())->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
     }
-    Block block{};
-    bool told = history_.watching() || c10::memoryProfilingEnabled();
-    told = C10_UNLIKELY(told) && gapless_.torch_describe(pointer, &block) == GAPLESS_OK &&
-           block.address == reinterpret_cast<uint64_t>(pointer);
-    if (told && history_.watching()) {
-        history_.freed(block);
+    std::optional<Block> block;
+    if (C10_UNLIKELY(history_.watching() || c10::memoryProfilingEnabled())) {
+        block = live_at(pointer);
+    }
+    if (C10_UNLIKELY(block.has_value() && history_.watching())) {
+        history_.freed(*block);
     }
     int status = gapless_.torch_delete(pointer);
     if (C10_LIKELY(status == GAPLESS_OK)) {
-        if (told) {
-            tell_freed(block);
+        if (C10_UNLIKELY(block.has_value())) {
+            tell_freed(*block);
         }
     } else if (status == GAPLESS_ERROR_NOT_FOUND) {
         native_->raw_delete(pointer);
@@ -316,6 +316,13 @@ void AllocatorObject::give(void *pointer, Refusal refusal) {
     } else {
         TORCH_WARN("gapless: ", gapless_.last_error());
     }
+}
+
+// The live allocation that starts at an address.
+std::optional<Block> AllocatorObject::live_at(void *pointer) const {
+    Block block{};
+    bool found = gapless_.torch_describe(pointer, &block) == GAPLESS_OK && block.address == reinterpret_cast<uint64_t>(pointer);
+    return found ? std::optional(block) : std::nullopt;
 }
 
 void AllocatorObject::tell_allocated(void *pointer) {

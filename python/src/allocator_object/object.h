@@ -8,6 +8,7 @@
 
 #include <array>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "history.h"
@@ -150,6 +151,7 @@ class AllocatorObject final : public CUDAAllocator {
     void give(void *pointer, Refusal refusal);
     void tell_allocated(void *pointer);
     void tell_freed(const Block &block);
+    std::optional<Block> live_at(void *pointer) const;
     c10::DataPtr owned(void *pointer, DeviceIndex device) const;
     bool is_ours(const void *pointer) const { return gapless_.torch_device_of(pointer) >= 0; }
     bool native_holds(DeviceIndex device) const;

@@ -331,6 +331,12 @@ impl<D: DeviceDriver> Pools<D> {
         owner(&self.list.read_recursive(), addr).cloned()
     }
 
+    /// Whether no pool is open.
+    #[inline]
+    pub(crate) fn none_open(&self) -> bool {
+        self.open.is_empty()
+    }
+
     /// Whether there are no pools at all.
     pub(crate) fn none(&self) -> bool {
         // Acquire: pairs with the store behind a change of the list. A thread that has memory of a pool has synchronised with

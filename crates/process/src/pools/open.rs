@@ -98,6 +98,13 @@ impl<D: DeviceDriver> OpenPools<D> {
         Some(open.pool)
     }
 
+    /// Whether no pool is open.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        // Acquire: pairs with the stores behind changes of the list.
+        self.count.load(Ordering::Acquire) == 0
+    }
+
     /// Whether a pool is open.
     pub fn contains(&self, pool: &Arc<Pool<D>>) -> bool {
         self.list.read().iter().any(|open| Arc::ptr_eq(&open.pool, pool))
@@ -105,8 +112,7 @@ impl<D: DeviceDriver> OpenPools<D> {
 
     /// Serves a request that belongs to an open pool, if that has cached memory for it; else says which pool it is.
     pub fn serve_cached(&self, request: &Request, driver: &D) -> Option<Served<D>> {
-        // Acquire: pairs with the stores behind changes of the list.
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return None;
         }
         let list = self.list.read();
@@ -119,7 +125,7 @@ impl<D: DeviceDriver> OpenPools<D> {
 
     /// Notes what a pool is open for: the request that it serves decides, if it is the first one.
     pub fn note_request(&self, id: PoolId, stream: StreamId, driver: &D) {
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return;
         }
         if let Some(open) = self.list.read().iter().rev().find(|open| open.pool.id == id) {
@@ -133,7 +139,7 @@ impl<D: DeviceDriver> OpenPools<D> {
     /// Closes the pools whose captures have ended. Returns whether one may be open for a capture that has not, and what was
     /// closed.
     pub fn remove_ended(&self, driver: &D) -> (bool, Vec<Arc<Pool<D>>>) {
-        if self.count.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return (false, Vec::new());
         }
         let mut list = self.list.write();
