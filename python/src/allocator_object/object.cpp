@@ -321,7 +321,8 @@ void AllocatorObject::give(void *pointer, Refusal refusal) {
 // The live allocation that starts at an address.
 std::optional<Block> AllocatorObject::live_at(void *pointer) const {
     Block block{};
-    bool found = gapless_.torch_describe(pointer, &block) == GAPLESS_OK && block.address == reinterpret_cast<uint64_t>(pointer);
+    bool found =
+        gapless_.torch_describe(pointer, &block) == GAPLESS_OK && block.address == reinterpret_cast<uint64_t>(pointer);
     return found ? std::optional(block) : std::nullopt;
 }
 

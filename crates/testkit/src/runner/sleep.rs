@@ -92,7 +92,7 @@ impl<D: Device> Runner<D> {
         };
         let mut begun = begin();
         if begun.is_ok() && self.struck() {
-            // What was refused while it was undone is done by the next call.
+            // What was unmapped, and could not be mapped while that was undone, is mapped by the next call.
             begun = begin();
         }
         if let Err(error) = begun {
