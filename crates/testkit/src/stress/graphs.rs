@@ -35,6 +35,7 @@ pub(crate) struct Graphs<'a, D: Device> {
     blocks: Vec<(Step, bool)>,
     handed: BTreeMap<u64, (ChunkHandle, u64)>,
     replaying: Option<StreamId>,
+    woken: u64,
 }
 
 impl<'a, D: Device> Graphs<'a, D> {
@@ -49,11 +50,16 @@ impl<'a, D: Device> Graphs<'a, D> {
             blocks: Vec::new(),
             handed: BTreeMap::new(),
             replaying: None,
+            woken: 0,
         }
     }
 
-    /// Runs one operation. Returns the error of a request that failed, unless memory ran out.
-    pub fn step(&mut self, random: &mut Random, anywhere: StreamId) -> Result<(), AllocError> {
+    /// Runs one operation. Returns the error of a request that failed, unless memory ran out. `woken` is how often the pool has
+    /// slept or woken: the memory behind its addresses is new then.
+    pub fn step(&mut self, random: &mut Random, anywhere: StreamId, woken: u64) -> Result<(), AllocError> {
+        if std::mem::replace(&mut self.woken, woken) != woken {
+            self.handed.clear();
+        }
         match random.below(12) {
             0 => self.begin(random),
             1 => self.end(),
@@ -75,13 +81,12 @@ impl<'a, D: Device> Graphs<'a, D> {
         Ok(())
     }
 
-    /// Ends the thread's use: a last replay is in flight when the pool is closed.
-    pub fn finish(mut self, random: &mut Random) {
+    /// Ends the capture, and frees the thread's blocks.
+    pub fn free_all(&mut self) {
         self.end();
         while !self.blocks.is_empty() {
             self.free(0);
         }
-        self.replay(random, StreamId::DEFAULT);
     }
 
     fn witness(&self) -> &Witness<D> {
@@ -144,7 +149,8 @@ impl<'a, D: Device> Graphs<'a, D> {
         self.pool.free(block.addr).expect("a live block can be freed");
     }
 
-    fn replay(&mut self, random: &mut Random, anywhere: StreamId) {
+    /// Replays a graph on a stream. A last one is in flight when the pool is closed.
+    pub fn replay(&mut self, random: &mut Random, anywhere: StreamId) {
         let Some(last) = (self.graphs.len() as u64).checked_sub(1) else { return };
         let graph = self.graphs[usize::try_from(random.below(last + 1)).expect("small")].clone();
         if self.capture.is_none() {

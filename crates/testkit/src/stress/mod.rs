@@ -75,6 +75,7 @@ pub fn run_stress<D: Device>(world: &World, stress: Stress, progress: &Progress)
         pool,
         owners: Mutex::default(),
         gate: Gate::default(),
+        pool_gate: Gate::default(),
         captured: Mutex::default(),
         peers: Mutex::default(),
         refusals: AtomicU64::new(0),
@@ -159,7 +160,10 @@ impl<D: Device> Shared<'_, D> {
             }
             self.progress.ops.fetch_add(1, Ordering::Relaxed);
             match random.below(8) {
-                _ if self.stress.sleeps && number == 0 && random.below(4) == 0 => self.step_sleep(&mut random),
+                _ if self.stress.sleeps && number == 0 && random.below(4) == 0 => match random.below(2) {
+                    0 => self.step_sleep_of_pool(&mut random),
+                    _ => self.step_sleep(&mut random),
+                },
                 0 if random.below(4) == 0 => self.step_kept(&mut random, &mut kept, &mut blocks),
                 0 => self.step_range(&mut random, &mut ranges),
                 1 if random.below(8) == 0 => {
@@ -169,7 +173,11 @@ impl<D: Device> Shared<'_, D> {
                 }
                 2 if graphs.is_some() => {
                     let stream = self.stream(&mut random);
-                    let result = graphs.as_mut().map_or(Ok(()), |graphs| graphs.step(&mut random, stream));
+                    let step = || {
+                        let woken = self.pool_gate.time();
+                        graphs.as_mut().map_or(Ok(()), |graphs| graphs.step(&mut random, stream, woken))
+                    };
+                    let result = self.pool_gate.pass(0, step).unwrap_or(Ok(()));
                     result.unwrap_or_else(|error| self.expect_injected(&error));
                 }
                 _ => self.step(&mut random, &mut blocks),
@@ -178,8 +186,9 @@ impl<D: Device> Shared<'_, D> {
                 self.look();
             }
         }
-        if let Some(graphs) = graphs {
-            graphs.finish(&mut random);
+        if let Some(mut graphs) = graphs {
+            graphs.free_all();
+            self.pool_gate.pass(0, || graphs.replay(&mut random, StreamId::DEFAULT));
         }
         self.let_all_move(kept);
         for range in ranges {

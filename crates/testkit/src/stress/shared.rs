@@ -63,6 +63,8 @@ pub struct Progress {
     pub faults: AtomicU64,
     /// Number of sleeps that put something to sleep.
     pub slept: AtomicU64,
+    /// Number of those that put a pool of graphs to sleep.
+    pub pool_slept: AtomicU64,
     /// Number of wakes that mapped something again.
     pub woken: AtomicU64,
     /// Set by the caller to end the threads early.
@@ -85,6 +87,8 @@ pub(crate) struct Shared<'a, D: Device> {
     pub(crate) pool: Option<Subject<D>>,
     pub(crate) owners: Owners,
     pub(crate) gate: Gate,
+    /// The same for the pool: nobody uses it while it is asleep.
+    pub(crate) pool_gate: Gate,
     /// The streams that the threads capture.
     pub(crate) captured: Mutex<Vec<StreamId>>,
     /// Held by the thread that changes the peers.

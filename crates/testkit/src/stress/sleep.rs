@@ -1,8 +1,10 @@
 //! The part of the stress test that sleeps and wakes: one thread does, while the others allocate and free.
 
+use super::gate::Gate;
 use super::shared::{Random, Shared};
 use crate::device::Device;
 use crate::errors::of_sleep;
+use crate::oracle::Subject;
 use gapless::allocator::{AllocError, Backup};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,29 +12,45 @@ use std::time::Duration;
 impl<D: Device> Shared<'_, D> {
     /// Sleeps, as soon as nobody uses a block, or wakes; now and then in part, so that all is as before. One thread calls this.
     pub(crate) fn step_sleep(&self, random: &mut Random) {
-        if self.gate.is_asleep() {
-            match self.wake(random) {
-                Ok(true) => self.gate.open(false),
+        self.step_sleep_of(&self.allocator, &self.gate, random);
+    }
+
+    /// The same of the pool, which sleeps whole, while nobody uses it; streams may be captured into it.
+    pub(crate) fn step_sleep_of_pool(&self, random: &mut Random) {
+        let Some(pool) = &self.pool else { return };
+        let time = self.pool_gate.time();
+        self.step_sleep_of(pool, &self.pool_gate, random);
+        if self.pool_gate.time() != time {
+            // Other memory may be behind the pool's addresses now.
+            self.owners.lock().clear();
+            self.progress.pool_slept.fetch_add(u64::from(self.pool_gate.is_asleep()), Ordering::Relaxed);
+        }
+    }
+
+    fn step_sleep_of(&self, allocator: &Subject<D>, gate: &Gate, random: &mut Random) {
+        if gate.is_asleep() {
+            match self.wake(allocator, random) {
+                Ok(true) => gate.open(false),
                 // What was freed meanwhile is not mapped again, so that a later wake may find enough.
                 Ok(false) | Err(AllocError::OutOfMemory(_)) => {}
                 Err(error) => self.expect_injected(&error),
             }
-        } else if self.gate.close() {
-            if let Err(error) = self.sleep(random) {
+        } else if gate.close() {
+            if let Err(error) = Self::sleep(allocator, random) {
                 self.expect_injected(&error);
             }
-            let is_asleep = self.allocator.stats().asleep_bytes > 0;
-            let marked = self.allocator.asleep().live_bytes;
+            let is_asleep = allocator.stats().asleep_bytes > 0;
+            let marked = allocator.asleep().live_bytes;
             assert!(is_asleep || marked == 0, "{marked} bytes are live and asleep, in no page that is");
             self.progress.slept.fetch_add(u64::from(is_asleep), Ordering::Relaxed);
-            self.gate.open(is_asleep);
+            gate.open(is_asleep);
         }
     }
 
-    fn sleep(&self, random: &mut Random) -> Result<(), AllocError> {
+    fn sleep(allocator: &Subject<D>, random: &mut Random) -> Result<(), AllocError> {
         let backup = if random.below(2) == 0 { Backup::Pinned } else { Backup::Pageable };
         let steps = random.below(8);
-        let mut falling = self.allocator.begin_sleep(backup).map_err(of_sleep)?;
+        let mut falling = allocator.begin_sleep(backup).map_err(of_sleep)?;
         if steps == 1 {
             falling.unmap().map_err(of_sleep)?;
         }
@@ -43,9 +61,9 @@ impl<D: Device> Shared<'_, D> {
     }
 
     /// Returns whether everything is awake.
-    fn wake(&self, random: &mut Random) -> Result<bool, AllocError> {
+    fn wake(&self, allocator: &Subject<D>, random: &mut Random) -> Result<bool, AllocError> {
         let steps = random.below(8);
-        let mut waking = self.allocator.begin_wake(Duration::ZERO).map_err(of_sleep)?;
+        let mut waking = allocator.begin_wake(Duration::ZERO).map_err(of_sleep)?;
         if steps == 1 {
             waking.copy().map_err(of_sleep)?;
         }
