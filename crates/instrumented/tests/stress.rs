@@ -9,7 +9,12 @@ fn stress<D: Device>(ops: u64, faults: Faults) {
 fn stress_with<D: Device>(ops: u64, faults: Faults, sleeps: bool) {
     let (mut slept, mut of_pool, mut woken) = (0, 0, 0);
     let rounds = u64::from(budget_of_cases(4));
-    for round in 0..rounds {
+    // Whether a pool sleeps depends on the machine: often, seldom where one thread is done before the others begin.
+    let is_due = |of_pool| sleeps && rounds > 1 && of_pool == 0;
+    for round in 0..8 * rounds {
+        if round >= rounds && !is_due(of_pool) {
+            break;
+        }
         let world = World {
             pages: 8 + 8 * (round % 4),
             streams: 3,
@@ -41,9 +46,7 @@ fn stress_with<D: Device>(ops: u64, faults: Faults, sleeps: bool) {
     }
     println!("{slept} sleeps, {of_pool} of them of a pool, and {woken} wakes");
     assert_eq!(slept.min(woken) > 0, sleeps, "{slept} sleeps and {woken} wakes");
-    // It is rare with few operations, or with calls that fail.
-    let is_due = sleeps && faults == Faults::None && rounds > 1;
-    assert!(of_pool > 0 || !is_due, "no pool of graphs has slept");
+    assert!(!is_due(of_pool), "no pool of graphs has slept");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! The invariants are those of `runner/pools.rs`. Nobody but its thread replays a graph, so a thread can order its replays and its
 //! other work with the pool.
 
+use super::gate::Gate;
 use super::shared::{Owners, Random};
 use crate::device::Device;
 use crate::op::CaptureMode;
@@ -26,6 +27,7 @@ struct Step {
 pub(crate) struct Graphs<'a, D: Device> {
     pool: Subject<D>,
     owners: &'a Owners,
+    gate: &'a Gate,
     page_bytes: u64,
     /// The stream that this thread captures. Only it uses the stream.
     stream: StreamId,
@@ -35,14 +37,16 @@ pub(crate) struct Graphs<'a, D: Device> {
     blocks: Vec<(Step, bool)>,
     handed: BTreeMap<u64, (ChunkHandle, u64)>,
     replaying: Option<StreamId>,
-    woken: u64,
+    /// The time of the gate when `handed` was looked at.
+    looked_at: u64,
 }
 
 impl<'a, D: Device> Graphs<'a, D> {
-    pub fn new(pool: Subject<D>, owners: &'a Owners, page_bytes: u64, stream: StreamId) -> Self {
+    pub fn new(pool: Subject<D>, owners: &'a Owners, gate: &'a Gate, page_bytes: u64, stream: StreamId) -> Self {
         Self {
             pool,
             owners,
+            gate,
             page_bytes,
             stream,
             capture: None,
@@ -50,16 +54,12 @@ impl<'a, D: Device> Graphs<'a, D> {
             blocks: Vec::new(),
             handed: BTreeMap::new(),
             replaying: None,
-            woken: 0,
+            looked_at: 0,
         }
     }
 
-    /// Runs one operation. Returns the error of a request that failed, unless memory ran out. `woken` is how often the pool has
-    /// slept or woken: the memory behind its addresses is new then.
-    pub fn step(&mut self, random: &mut Random, anywhere: StreamId, woken: u64) -> Result<(), AllocError> {
-        if std::mem::replace(&mut self.woken, woken) != woken {
-            self.handed.clear();
-        }
+    /// Runs one operation. Returns the error of a request that failed, unless memory ran out.
+    pub fn step(&mut self, random: &mut Random, anywhere: StreamId) -> Result<(), AllocError> {
         match random.below(12) {
             0 => self.begin(random),
             1 => self.end(),
@@ -74,11 +74,22 @@ impl<'a, D: Device> Graphs<'a, D> {
             }
             _ => self.replay(random, anywhere),
         }
-        for (page, memory) in &self.handed {
-            let now = self.witness().memory_at(DeviceAddr(*page));
-            assert_eq!(now, Some(*memory), "G1: the memory behind {}", DeviceAddr(*page));
-        }
+        self.gate.pass(0, || {
+            self.forget_what_slept();
+            for (page, memory) in &self.handed {
+                let now = self.witness().memory_at(DeviceAddr(*page));
+                assert_eq!(now, Some(*memory), "G1: the memory behind {}", DeviceAddr(*page));
+            }
+        });
         Ok(())
+    }
+
+    /// Other memory may be behind the pool's addresses once it has slept.
+    fn forget_what_slept(&mut self) {
+        let time = self.gate.time();
+        if std::mem::replace(&mut self.looked_at, time) != time {
+            self.handed.clear();
+        }
     }
 
     /// Ends the capture, and frees the thread's blocks.
@@ -118,27 +129,35 @@ impl<'a, D: Device> Graphs<'a, D> {
 
     fn alloc(&mut self, random: &mut Random) -> Result<(), AllocError> {
         let bytes = random.below(2 * self.page_bytes);
+        let born = self.gate.time();
         let addr = match self.pool.alloc_raw(bytes, self.stream) {
             Ok(addr) => addr,
             Err(AllocError::OutOfMemory(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
-        for page in addr.0 / self.page_bytes..(addr.0 + bytes).div_ceil(self.page_bytes) {
+        let block = Step { write: true, addr, bytes, seed: random.below(u64::MAX) };
+        self.gate.pass(born, || self.note_memory(&block));
+        if let Some(steps) = &mut self.capture {
+            steps.push(block);
+        } else {
+            self.gate.pass(born, || {
+                self.follow(self.stream);
+                self.run(self.stream, &[block, Step { write: false, ..block }]);
+            });
+        }
+        self.blocks.push((block, self.capture.is_some()));
+        Ok(())
+    }
+
+    fn note_memory(&mut self, block: &Step) {
+        self.forget_what_slept();
+        for page in block.addr.0 / self.page_bytes..(block.addr.0 + block.bytes).div_ceil(self.page_bytes) {
             let page = page * self.page_bytes;
             let memory = self.witness().memory_at(DeviceAddr(page)).expect("G1: handed out with access");
             self.handed.entry(page).or_insert(memory);
             let owner = *self.owners.lock().entry(memory).or_insert(self.stream);
             assert_eq!(owner, self.stream, "G4: {} is memory of another stream", DeviceAddr(page));
         }
-        let block = Step { write: true, addr, bytes, seed: random.below(u64::MAX) };
-        if let Some(steps) = &mut self.capture {
-            steps.push(block);
-        } else {
-            self.follow(self.stream);
-            self.run(self.stream, &[block, Step { write: false, ..block }]);
-        }
-        self.blocks.push((block, self.capture.is_some()));
-        Ok(())
     }
 
     fn free(&mut self, index: usize) {
@@ -149,8 +168,12 @@ impl<'a, D: Device> Graphs<'a, D> {
         self.pool.free(block.addr).expect("a live block can be freed");
     }
 
-    /// Replays a graph on a stream. A last one is in flight when the pool is closed.
+    /// Replays a graph on a stream, unless the pool may be asleep. A last one is in flight when the pool is closed.
     pub fn replay(&mut self, random: &mut Random, anywhere: StreamId) {
+        self.gate.pass(0, || self.replay_awake(random, anywhere));
+    }
+
+    fn replay_awake(&mut self, random: &mut Random, anywhere: StreamId) {
         let Some(last) = (self.graphs.len() as u64).checked_sub(1) else { return };
         let graph = self.graphs[usize::try_from(random.below(last + 1)).expect("small")].clone();
         if self.capture.is_none() {

@@ -152,7 +152,7 @@ impl<D: Device> Shared<'_, D> {
                 keep(&self.allocator, stream);
                 keep(&pool, stream);
             }
-            Graphs::new(pool, &self.owners, self.world.page_bytes, stream)
+            Graphs::new(pool, &self.owners, &self.pool_gate, self.world.page_bytes, stream)
         });
         for op in 0..self.stress.ops {
             if self.progress.stop.load(Ordering::Relaxed) {
@@ -173,11 +173,7 @@ impl<D: Device> Shared<'_, D> {
                 }
                 2 if graphs.is_some() => {
                     let stream = self.stream(&mut random);
-                    let step = || {
-                        let woken = self.pool_gate.time();
-                        graphs.as_mut().map_or(Ok(()), |graphs| graphs.step(&mut random, stream, woken))
-                    };
-                    let result = self.pool_gate.pass(0, step).unwrap_or(Ok(()));
+                    let result = graphs.as_mut().map_or(Ok(()), |graphs| graphs.step(&mut random, stream));
                     result.unwrap_or_else(|error| self.expect_injected(&error));
                 }
                 _ => self.step(&mut random, &mut blocks),
@@ -188,7 +184,7 @@ impl<D: Device> Shared<'_, D> {
         }
         if let Some(mut graphs) = graphs {
             graphs.free_all();
-            self.pool_gate.pass(0, || graphs.replay(&mut random, StreamId::DEFAULT));
+            graphs.replay(&mut random, StreamId::DEFAULT);
         }
         self.let_all_move(kept);
         for range in ranges {

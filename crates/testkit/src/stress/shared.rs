@@ -87,7 +87,7 @@ pub(crate) struct Shared<'a, D: Device> {
     pub(crate) pool: Option<Subject<D>>,
     pub(crate) owners: Owners,
     pub(crate) gate: Gate,
-    /// The same for the pool: nobody uses it while it is asleep.
+    /// The same for the pool.
     pub(crate) pool_gate: Gate,
     /// The streams that the threads capture.
     pub(crate) captured: Mutex<Vec<StreamId>>,

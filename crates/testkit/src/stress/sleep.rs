@@ -12,25 +12,28 @@ use std::time::Duration;
 impl<D: Device> Shared<'_, D> {
     /// Sleeps, as soon as nobody uses a block, or wakes; now and then in part, so that all is as before. One thread calls this.
     pub(crate) fn step_sleep(&self, random: &mut Random) {
-        self.step_sleep_of(&self.allocator, &self.gate, random);
+        self.step_sleep_of(&self.allocator, &self.gate, random, |_| {});
     }
 
-    /// The same of the pool, which sleeps whole, while nobody uses it; streams may be captured into it.
+    /// The same of the pool, which sleeps whole; streams may be captured into it meanwhile.
     pub(crate) fn step_sleep_of_pool(&self, random: &mut Random) {
         let Some(pool) = &self.pool else { return };
-        let time = self.pool_gate.time();
-        self.step_sleep_of(pool, &self.pool_gate, random);
-        if self.pool_gate.time() != time {
+        let has_slept = |is_asleep: bool| {
             // Other memory may be behind the pool's addresses now.
             self.owners.lock().clear();
-            self.progress.pool_slept.fetch_add(u64::from(self.pool_gate.is_asleep()), Ordering::Relaxed);
-        }
+            self.progress.pool_slept.fetch_add(u64::from(is_asleep), Ordering::Relaxed);
+        };
+        self.step_sleep_of(pool, &self.pool_gate, random, has_slept);
     }
 
-    fn step_sleep_of(&self, allocator: &Subject<D>, gate: &Gate, random: &mut Random) {
+    /// `has_changed` is told whether everything is asleep, before anybody may use it.
+    fn step_sleep_of(&self, allocator: &Subject<D>, gate: &Gate, random: &mut Random, has_changed: impl FnOnce(bool)) {
         if gate.is_asleep() {
             match self.wake(allocator, random) {
-                Ok(true) => gate.open(false),
+                Ok(true) => {
+                    has_changed(false);
+                    gate.open(false);
+                }
                 // What was freed meanwhile is not mapped again, so that a later wake may find enough.
                 Ok(false) | Err(AllocError::OutOfMemory(_)) => {}
                 Err(error) => self.expect_injected(&error),
@@ -43,6 +46,7 @@ impl<D: Device> Shared<'_, D> {
             let marked = allocator.asleep().live_bytes;
             assert!(is_asleep || marked == 0, "{marked} bytes are live and asleep, in no page that is");
             self.progress.slept.fetch_add(u64::from(is_asleep), Ordering::Relaxed);
+            has_changed(is_asleep);
             gate.open(is_asleep);
         }
     }
