@@ -11,8 +11,8 @@
 //! - I2  a stream that has not joined in has as many live bytes as were counted; that is its limit, and its floor.
 //! - I3  what was counted of the streams is the sum; those that have joined in are listed, once.
 //!
-//! Lock order: stream states in the order of their numbers, then the ledger. A state that is tried for is in no order. Cost:
-//! nothing within floor and limit; beyond, O(1) for each operation in the long run, however many streams there are.
+//! Lock order: stream states in the order of their numbers, then the ledger. Whoever has the ledger waits for no state, and only
+//! tries. Cost: nothing within floor and limit; beyond, O(1) for each operation in the long run, however many streams there are.
 
 use super::live_mark::LiveMark;
 use super::state::{AllStates, Stream, StreamState, live_bytes};
