@@ -104,20 +104,33 @@ void *AllocatorObject::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) 
 void AllocatorObject::raw_delete(void *pointer) { give(pointer, Refusal::Throw); }
 
 void *AllocatorObject::take(DeviceIndex device, size_t bytes, cudaStream_t stream) {
+    bool is_routed = pools_.some_open() || is_intercepted_ != nullptr || !enabled_.load(std::memory_order_relaxed);
+    if (C10_UNLIKELY(is_routed || history_.watching())) {
+        return take_routed(device, bytes, stream);
+    }
+    return take_from(nullptr, device, bytes, stream);
+}
+
+// A request that an open pool may want, or PyTorch's own allocator, or of which somebody wants to be told.
+void *AllocatorObject::take_routed(DeviceIndex device, size_t bytes, cudaStream_t stream) {
     Route route = pools_.of(device, stream);
-    if (C10_UNLIKELY(is_intercepted_ != nullptr)) {
+    if (is_intercepted_ != nullptr) {
         route.owner = intercepted(device, route);
     }
-    if (C10_UNLIKELY(route.owner == Owner::Native || !enabled_.load(std::memory_order_relaxed))) {
+    if (route.owner == Owner::Native || !enabled_.load(std::memory_order_relaxed)) {
         return take_native(device, bytes, stream, route.pool);
     }
     std::optional<History::Cause> cause;
-    if (C10_UNLIKELY(history_.watching())) {
+    if (history_.watching()) {
         follow(device);
         cause.emplace(history_, plain::RecordContext::STATE, stream, route.pool);
     }
     Pool name{route.pool.first, route.pool.second};
-    const Pool *pool = route.pool == PoolId{0, 0} ? nullptr : &name;
+    return take_from(route.pool == PoolId{0, 0} ? nullptr : &name, device, bytes, stream);
+}
+
+// Memory of gapless: of a pool, or of the device's own.
+void *AllocatorObject::take_from(const Pool *pool, DeviceIndex device, size_t bytes, cudaStream_t stream) {
     void *pointer = nullptr;
     int status = gapless_.torch_alloc(device, bytes, reinterpret_cast<CUstream_st *>(stream), pool, &pointer);
     if (C10_UNLIKELY(status != GAPLESS_OK)) {
@@ -297,19 +310,32 @@ void AllocatorObject::give(void *pointer, Refusal refusal) {
     if (C10_UNLIKELY(tracer() != nullptr)) {
         (*tracer())->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
     }
-    std::optional<Block> block;
     if (C10_UNLIKELY(history_.watching() || c10::memoryProfilingEnabled())) {
-        block = live_at(pointer);
+        return give_told(pointer, refusal);
     }
-    if (C10_UNLIKELY(block.has_value() && history_.watching())) {
+    int status = gapless_.torch_delete(pointer);
+    if (C10_UNLIKELY(status != GAPLESS_OK)) {
+        give_elsewhere(pointer, refusal, status);
+    }
+}
+
+// A free of which somebody wants to be told.
+void AllocatorObject::give_told(void *pointer, Refusal refusal) {
+    std::optional<Block> block = live_at(pointer);
+    if (block.has_value() && history_.watching()) {
         history_.freed(*block);
     }
     int status = gapless_.torch_delete(pointer);
-    if (C10_LIKELY(status == GAPLESS_OK)) {
-        if (C10_UNLIKELY(block.has_value())) {
-            tell_freed(*block);
-        }
-    } else if (status == GAPLESS_ERROR_NOT_FOUND) {
+    if (status != GAPLESS_OK) {
+        give_elsewhere(pointer, refusal, status);
+    } else if (block.has_value()) {
+        tell_freed(*block);
+    }
+}
+
+// A free that gapless has not made: of memory of PyTorch's own allocator, or a refusal.
+void AllocatorObject::give_elsewhere(void *pointer, Refusal refusal, int status) {
+    if (status == GAPLESS_ERROR_NOT_FOUND) {
         native_->raw_delete(pointer);
     } else if (refusal == Refusal::Throw) {
         TORCH_CHECK(false, "invalid device pointer: ", pointer, ": ", gapless_.last_error());

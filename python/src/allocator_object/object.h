@@ -137,10 +137,12 @@ class AllocatorObject final : public CUDAAllocator {
 
    private:
     void *take(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    [[gnu::noinline]] void *take_routed(DeviceIndex device, size_t bytes, cudaStream_t stream);
+    void *take_from(const Pool *pool, DeviceIndex device, size_t bytes, cudaStream_t stream);
     void *take_native(DeviceIndex device, size_t bytes, cudaStream_t stream, PoolId pool);
     void *take_native_once(DeviceIndex device, size_t bytes, cudaStream_t stream);
     void settle_native(DeviceIndex device);
-    void *retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status);
+    [[gnu::noinline]] void *retry(DeviceIndex device, size_t bytes, cudaStream_t stream, const Pool *pool, int status);
     Owner intercepted(DeviceIndex device, const Route &route);
     bool is_ordinary(DeviceIndex device, PoolId pool) const;
     bool hand_over(DeviceIndex device, PoolId pool);
@@ -149,7 +151,9 @@ class AllocatorObject final : public CUDAAllocator {
     void *take_lent(DeviceIndex device, size_t bytes, cudaStream_t stream);
     void tell_refused(DeviceIndex device, size_t bytes, cudaStream_t stream, PoolId pool);
     void give(void *pointer, Refusal refusal);
-    void tell_allocated(void *pointer);
+    [[gnu::noinline]] void give_told(void *pointer, Refusal refusal);
+    [[gnu::noinline]] void give_elsewhere(void *pointer, Refusal refusal, int status);
+    [[gnu::noinline]] void tell_allocated(void *pointer);
     void tell_freed(const Block &block);
     std::optional<Block> live_at(void *pointer) const;
     c10::DataPtr owned(void *pointer, DeviceIndex device) const;

@@ -26,10 +26,11 @@ class Pools {
    public:
     using Filter = std::function<bool(cudaStream_t)>;
 
+    // Whether any pool is open.
+    bool some_open() const { return count_.load(std::memory_order_acquire) != 0; }
+
     // The pool that was opened last of those that want the request.
-    Route of(DeviceIndex device, cudaStream_t stream) const {
-        return count_.load(std::memory_order_acquire) == 0 ? Route{} : find(device, stream);
-    }
+    Route of(DeviceIndex device, cudaStream_t stream) const { return some_open() ? find(device, stream) : Route{}; }
 
     Owner owner(DeviceIndex device, PoolId pool) const {
         std::shared_lock<std::shared_mutex> lock(mutex_);

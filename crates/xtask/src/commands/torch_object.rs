@@ -85,8 +85,11 @@ impl Version {
 /// Compiles the object for these headers into `folder`, under the name that the Python package looks for. Returns its path.
 pub fn compile(workspace: &Workspace, headers: &Headers, folder: &Path) -> Result<PathBuf, Failure> {
     let version = headers.version()?;
-    // Functions that are alike keep names of their own: the proof of the layout compares them.
-    let mut options = ["-fno-ipa-icf", "-Wno-unused-parameter", "-Iinclude"].map(OsString::from).to_vec();
+    // Functions that are alike keep names of their own: the proof of the layout compares them. Nobody puts others in their place,
+    // and calls go without stubs.
+    let calls = ["-fno-ipa-icf", "-fno-semantic-interposition", "-fno-plt"];
+    let mut options =
+        calls.into_iter().chain(["-Wno-unused-parameter", "-Iinclude"]).map(OsString::from).collect::<Vec<_>>();
     options.push(format!("-DGAPLESS_TORCH={}", version.number()).into());
     options.push(format!("-DGAPLESS_TORCH_VERSION=\"{}\"", version.text).into());
     options.push(format!("-DGAPLESS_TORCH_COMMIT=\"{}\"", headers.commit()?).into());
