@@ -1,5 +1,6 @@
-//! The hot path: allocations from cached memory, frees, and streams to record. It takes the lock of one stream and makes no
-//! driver call; what cannot be served so goes through the door of the slow path.
+//! The hot path: allocations from cached memory, frees, and streams to record. It takes the lock of one stream, and where that
+//! passes its limit of the peak, a second lock or two. It makes no driver call; what cannot be served so goes through the door of
+//! the slow path.
 
 use super::Inner;
 use super::error::{AddressFacts, AllocAgainError, AllocError, FreeError, facts_of};
@@ -186,8 +187,9 @@ impl<D: Driver> Inner<D> {
     }
 
     /// Whether an address lies in an arena.
+    #[inline]
     pub(super) fn contains(&self, addr: DeviceAddr) -> bool {
-        !matches!(self.shared.directory.find(addr), Place::Foreign)
+        self.shared.directory.contains(addr)
     }
 
     /// The live allocation that `addr` lies in.

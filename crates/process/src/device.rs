@@ -140,11 +140,13 @@ impl<D: DeviceDriver> Device<D> {
     }
 
     /// Whether an address cannot be that of a pool's allocation.
+    #[inline]
     pub(crate) fn is_of_main(&self, addr: DeviceAddr) -> bool {
         self.pools.none() || self.main.allocator.contains(addr)
     }
 
     /// Whether an address is among those of the device's allocator or of a pool.
+    #[inline]
     pub fn holds(&self, addr: DeviceAddr) -> bool {
         self.main.allocator.contains(addr) || (!self.pools.none() && self.pools.owner(addr).is_some())
     }
@@ -175,6 +177,7 @@ impl<D: DeviceDriver> Device<D> {
     }
 
     /// Refuses an allocation that was freed, the free of which is deferred.
+    #[inline]
     pub(crate) fn expect_not_deferred(&self, addr: DeviceAddr) -> Result<(), FreeError> {
         if self.foreign.is_deferred(addr) {
             return Err(FreeError::NotAllocated { addr, facts: AddressFacts::Freed { pending: true } });

@@ -75,9 +75,15 @@ impl<D: DeviceDriver> Device<D> {
         }
         self.settle_over();
         let addr = request.serve_cached(&self.main.allocator)?;
-        self.main.note_alloc(addr, request.bytes, request.stream, |addr| self.tag_at(addr));
-        self.history.note(Action::Alloc, self.ordinal, addr, request.bytes, request.stream);
+        self.note_alloc(addr, request.bytes, request.stream);
         Some(addr)
+    }
+
+    /// Notes an allocation in the recording and in the history.
+    #[inline]
+    fn note_alloc(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) {
+        self.main.note_alloc(addr, bytes, stream, |addr| self.tag_at(addr));
+        self.history.note(Action::Alloc, self.ordinal, addr, bytes, stream);
     }
 
     #[inline(never)]
@@ -144,13 +150,13 @@ impl<D: DeviceDriver> Device<D> {
             outcome = serve();
         }
         let outcome = outcome.and_then(|addr| self.cleared(request, addr)).map_err(|error| self.with_pools(error));
-        self.main.note_request(request, &outcome, |addr| self.tag_at(addr));
         match outcome {
             Ok(addr) => {
-                self.history.note(Action::Alloc, self.ordinal, addr, request.bytes, request.stream);
+                self.note_alloc(addr, request.bytes, request.stream);
                 Ok(addr)
             }
             Err(error) => {
+                self.main.note_refusal(request, &error);
                 if is_out_of_memory(&error) {
                     let free = error.report().and_then(|report| report.device).map_or(0, |info| info.free);
                     self.history.note(Action::Oom, self.ordinal, DeviceAddr(free), request.bytes, request.stream);
@@ -266,6 +272,7 @@ impl<D: DeviceDriver> Device<D> {
     ///
     /// # Errors
     /// [`FreeError`] where no live allocation starts at the address.
+    #[inline]
     pub fn free(&self, addr: DeviceAddr, bytes: u64, stream: StreamId) -> Result<(), FreeError> {
         self.settle_over();
         self.expect_not_deferred(addr)?;
@@ -276,6 +283,7 @@ impl<D: DeviceDriver> Device<D> {
         if self.foreign.defer_free(addr) { Ok(()) } else { self.free_now(addr) }
     }
 
+    #[inline]
     fn free_now(&self, addr: DeviceAddr) -> Result<(), FreeError> {
         if self.is_of_main(addr) {
             return self.main.allocator.free(addr);
@@ -299,8 +307,7 @@ impl<D: DeviceDriver> Device<D> {
     /// Records an allocation that was made again at its address.
     pub(crate) fn note_again(&self, addr: DeviceAddr, bytes: u64) {
         let stream = self.live_around(addr).map_or(StreamId::DEFAULT, |(_, live)| live.stream);
-        self.main.note_alloc(addr, bytes, stream, |addr| self.tag_at(addr));
-        self.history.note(Action::Alloc, self.ordinal, addr, bytes, stream);
+        self.note_alloc(addr, bytes, stream);
     }
 
     /// Carries out the frees that are deferred for streams of other devices, after a wait for these.

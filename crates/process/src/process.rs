@@ -81,6 +81,7 @@ impl<D: DeviceDriver> Process<D> {
     }
 
     /// The device whose memory an address is in, if it is memory of gapless.
+    #[inline]
     pub fn owner_of(&self, addr: DeviceAddr) -> Option<&Device<D>> {
         self.devices().find(|device| device.holds(addr))
     }

@@ -50,7 +50,7 @@ impl Request {
     #[inline]
     pub(crate) fn serve<D: Driver>(&self, allocator: &Allocator<D>) -> Result<DeviceAddr, AllocError> {
         if self.lives == StreamLives::AsLongAsTheProcess {
-            // Most requests end here: the stream is looked up once.
+            // The stream is looked up once where memory is cached.
             if let Some(addr) = self.serve_cached(allocator) {
                 return Ok(addr);
             }
@@ -92,7 +92,10 @@ impl<D: DeviceDriver> Recorded<D> {
     /// The allocator's.
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddr, AllocError> {
         let outcome = request.serve(&self.allocator);
-        self.note_request(request, &outcome, |_| None);
+        match &outcome {
+            Ok(addr) => self.note_alloc(*addr, request.bytes, request.stream, |_| None),
+            Err(error) => self.note_refusal(request, error),
+        }
         outcome
     }
 
@@ -105,24 +108,9 @@ impl<D: DeviceDriver> Recorded<D> {
         self.allocator.free(addr)
     }
 
-    /// Records a request, or counts that it ran out of memory, that the allocator, or a pool beside it, has answered. `tag` says
-    /// which tag the memory at an address has.
-    #[inline]
-    pub(crate) fn note_request(
-        &self,
-        request: &Request,
-        outcome: &Result<DeviceAddr, AllocError>,
-        tag: impl FnOnce(DeviceAddr) -> Option<String>,
-    ) {
-        match outcome {
-            Ok(addr) => self.note_alloc(*addr, request.bytes, request.stream, tag),
-            Err(error) => self.note_refusal(request, error),
-        }
-    }
-
-    /// Counts a request that has failed, if it ran out of memory, and keeps its report.
+    /// Counts a request that the allocator, or a pool beside it, has refused, if memory ran out, and keeps the report.
     #[cold]
-    fn note_refusal(&self, request: &Request, error: &AllocError) {
+    pub(crate) fn note_refusal(&self, request: &Request, error: &AllocError) {
         if is_out_of_memory(error) {
             // Relaxed: a sum, which orders nothing.
             self.out_of_memory.fetch_add(1, Ordering::Relaxed);

@@ -108,6 +108,12 @@ impl Directory {
         Place::Foreign
     }
 
+    /// Whether `addr` is in a slot of this allocator, with a region or without.
+    #[inline]
+    pub fn contains(&self, addr: DeviceAddr) -> bool {
+        self.arenas.iter().any(|arena| addr.0.wrapping_sub(arena.base.0) < arena.bytes)
+    }
+
     /// Adds an arena. Returns false when there are too many.
     pub fn add(&self, arena: Arena) -> bool {
         self.arenas.push(arena).is_some()
@@ -138,6 +144,10 @@ mod tests {
         assert_eq!(directory.find(DeviceAddr((1 << 30) + 5)), Place::Region(owner(0), 5));
         assert_eq!(directory.find(DeviceAddr((1 << 20) + 7)), Place::Region(owner(1), 7));
         assert_eq!(directory.find(DeviceAddr((1 << 30) + (1 << 20))), Place::Unused);
+        assert!(directory.contains(DeviceAddr((1 << 30) + (1 << 20))) && directory.contains(DeviceAddr(1 << 20)));
+        assert!(
+            !directory.contains(DeviceAddr((1 << 20) - 1)) && !directory.contains(DeviceAddr((1 << 30) + (1 << 21)))
+        );
         assert_eq!(directory.find(DeviceAddr((1 << 30) + (1 << 21))), Place::Foreign);
         assert_eq!(directory.find(DeviceAddr(0)), Place::Foreign);
     }
