@@ -1,11 +1,12 @@
 //! The cost of a cached pair on one stream while another thread grows, puts memory to sleep, or reads statistics.
 //!
-//! Pairs are due at fixed times, so that one that keeps the next ones waiting is counted for each of them. Rounds in which the
-//! system took a processor away from one of the two threads are left out: they tell of what else runs on the machine. But on a
-//! busy machine a thread that waits for a lock loses its processor too. So these rows are for an idle machine with two
-//! processors or more; a test counts what is done under each lock.
+//! Pairs are due at fixed times, so that one that keeps the next ones waiting is counted for each of them. Where the machine was
+//! away between two pairs, neither of them is to blame, and the later ones are due that much later. Rounds in which the system
+//! took a processor away from one of the two threads are left out: they tell of what else runs on the machine. But on a busy
+//! machine a thread that waits for a lock loses its processor too. So these rows are for an idle machine with two processors or
+//! more; a test counts what is done under each lock.
 
-use super::table::{Cost, Random, Table};
+use super::table::{Cost, Goal, Random, Row, Table};
 use gapless::allocator::{Backup, Pin};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{KIB, MIB};
@@ -18,45 +19,43 @@ const PAGE: u64 = 2 * MIB;
 const MAIN: StreamId = StreamId::DEFAULT;
 /// Time between two pairs.
 const PACE: Duration = Duration::from_micros(1);
-/// Rounds that count, of those that were not disturbed.
-const ROUNDS: usize = 30;
-/// Most rounds that are tried.
-const TRIES: usize = 150;
-/// Most that the slowest of a hundred pairs takes.
-const TARGET: Option<Cost> = Some(Cost::Nanoseconds(1_000.0));
-/// Sleeps of which the slowest pair counts, of those that were not disturbed, and most that are tried.
+/// Rounds that count, of those that were not disturbed, and most that are tried.
+const ROUNDS: (usize, usize) = (30, 150);
+/// The same for sleeps.
 const SLEEPS: (usize, usize) = (100, 1_000);
+/// Most that the slowest of a hundred pairs takes.
+const PAIR: Option<Goal> = Some(Goal::ns(1_000.0));
 /// Most that the slowest of a hundred pairs takes beside a sleep.
-const SLEEP_TARGET: Option<Cost> = Some(Cost::Nanoseconds(10_000.0));
+const PAIR_BESIDE_SLEEP: Option<Goal> = Some(Goal::ns(10_000.0));
 /// Most that anything waits for statistics.
-const STATS_TARGET: Option<Cost> = Some(Cost::Nanoseconds(200_000.0));
+const STATISTICS: Option<Goal> = Some(Goal::ns(200_000.0));
 
 /// All rows.
 pub fn rows(table: &mut Table) {
-    beside(
-        table,
-        "nothing",
-        1_000,
-        |chunks| Setting::new(2 * chunks),
-        |_| std::thread::sleep(Duration::from_millis(3)),
-    );
+    let mut rows = Rows { table, rounds: ROUNDS, goal: PAIR, nothing: None };
+    rows.beside_nothing();
     for chunks in [1_000, 4_000] {
-        beside(table, "a growth, new chunks", chunks, new_chunks, |setting| setting.grow(chunks));
-        beside(table, "a growth, its chunks moved", chunks, moved, |setting| setting.grow(chunks));
-        beside(table, "a growth, stale views", chunks, stale, |setting| setting.grow(chunks));
-        beside(table, "a growth, 10,000 blocks", chunks, many_blocks, |setting| setting.grow(chunks));
-        beside(table, "statistics, n chunks free", chunks, moved, |setting| drop(setting.allocator.stats()));
-        statistics(table, chunks);
+        rows.beside("a growth, new chunks", chunks, new_chunks, |setting| setting.grow(chunks));
+        rows.beside("a growth, its chunks moved", chunks, moved, |setting| setting.grow(chunks));
+        rows.beside("a growth, stale views", chunks, stale, |setting| setting.grow(chunks));
+        rows.beside("a growth, 10,000 blocks", chunks, many_blocks, |setting| setting.grow(chunks));
+        rows.beside("statistics, n chunks free", chunks, moved, |setting| drop(setting.allocator.stats()));
+        statistics(rows.table, chunks);
     }
 }
 
-/// The rows of sleeps, and of nothing for as long: what the machine itself adds.
+/// The rows of sleeps.
 pub fn sleep_rows(table: &mut Table) {
-    let nothing = |_: &Setting| std::thread::sleep(Duration::from_millis(3));
-    beside_each(table, "nothing", 1_000, |chunks| Setting::new(2 * chunks), nothing, None);
-    beside_sleeps(table, "other stream", 1_000, others_sleep);
-    beside_sleeps(table, "same stream", 1_000, own_sleeps);
-    beside_sleeps(table, "its page too", 1_000, all_sleeps);
+    let mut rows = Rows { table, rounds: SLEEPS, goal: PAIR_BESIDE_SLEEP, nothing: None };
+    rows.beside_nothing();
+    let pages = 1_000;
+    let sleep = |setting: &Setting| {
+        let slept = setting.allocator.sleep(Backup::Pinned).expect("it sleeps");
+        assert!(slept.asleep_bytes >= pages * PAGE, "{slept:?}");
+    };
+    rows.beside("a sleep, other stream", pages, others_sleep, sleep);
+    rows.beside("a sleep, same stream", pages, own_sleeps, sleep);
+    rows.beside("a sleep, its page too", pages, all_sleeps, sleep);
 }
 
 /// An allocator, the stream of the pairs, and what is live.
@@ -177,85 +176,82 @@ fn all_sleeps(chunks: u64) -> Setting {
     setting
 }
 
-/// Pairs beside sleeps of `n` pages.
-fn beside_sleeps(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Setting) {
-    let sleep = |setting: &Setting| {
-        let slept = setting.allocator.sleep(Backup::Pinned).expect("it sleeps");
-        assert!(slept.asleep_bytes >= n * PAGE, "{slept:?}");
-    };
-    beside_each(table, &format!("a sleep, {what}"), n, setting, sleep, SLEEP_TARGET);
+/// How late pairs were, each by a part of the pairs of all rounds.
+#[derive(Clone, Copy)]
+struct Latencies {
+    /// Half of them were not later.
+    median: Cost,
+    /// 99 of 100 were not later.
+    most: Cost,
+    /// The median over the slowest of each round.
+    slowest_of_a_round: Cost,
+    slowest: Cost,
 }
 
-/// Pairs beside `work`, of which a hundred rounds count: those that were the latest, and how long pairs took by themselves. A pair
-/// is late, too, where the machine was away between two pairs.
-fn beside_each(
-    table: &mut Table,
-    what: &str,
-    n: u64,
-    setting: impl Fn(u64) -> Setting,
-    work: impl Fn(&Setting) + Sync,
-    target: Option<Cost>,
-) {
-    let (rounds, tries) = SLEEPS;
-    let of_rounds = rounds_beside(n, setting, work, rounds, tries);
-    if of_rounds.is_empty() {
-        println!("cached pair beside {what}, n = {n}: every round was disturbed");
-        return;
-    }
-    let (late, by_itself): (Vec<_>, Vec<_>) = of_rounds.into_iter().map(|pairs| (pairs.late, pairs.by_itself)).unzip();
-    for (how, of_rounds) in [("late", late), ("by itself", by_itself)] {
-        let mut slowest: Vec<Duration> = of_rounds.iter().filter_map(|round| round.iter().max().copied()).collect();
+impl Latencies {
+    /// Those of some rounds, of which there is one at least.
+    fn new(rounds: &[Vec<Duration>]) -> Self {
+        let part = |sorted: &[Duration], part: f64| Cost::per(sorted[((sorted.len() - 1) as f64 * part) as usize], 1);
+        let (mut all, mut slowest) = (rounds.concat(), Vec::new());
+        all.sort_unstable();
+        slowest.extend(rounds.iter().filter_map(|round| round.iter().max().copied()));
         slowest.sort_unstable();
-        let latencies = sorted(of_rounds);
-        let what = format!("cached pair beside {what}, {how}");
-        table.row(&format!("{what}: median"), n, part_of(&latencies, 0.5), None);
-        table.row(&format!("{what}: 99 %"), n, part_of(&latencies, 0.99), target);
-        table.row(&format!("{what}: slowest of each, median"), n, part_of(&slowest, 0.5), None);
-        table.row(&format!("{what}: slowest of {} rounds", slowest.len()), n, part_of(&slowest, 1.0), None);
+        Self {
+            median: part(&all, 0.5),
+            most: part(&all, 0.99),
+            slowest_of_a_round: part(&slowest, 0.5),
+            slowest: part(&slowest, 1.0),
+        }
     }
 }
 
-/// Pairs beside `work`, each time in a setting of its own.
-fn beside(table: &mut Table, what: &str, n: u64, setting: impl Fn(u64) -> Setting, work: impl Fn(&Setting) + Sync) {
-    let of_rounds = rounds_beside(n, setting, work, ROUNDS, TRIES);
-    let latencies = sorted(of_rounds.into_iter().map(|pairs| pairs.late).collect());
-    if latencies.is_empty() {
-        println!("cached pair beside {what}, n = {n}: every round was disturbed");
-        return;
+/// The rows of pairs beside something, compared with those beside nothing for as long: what the machine itself adds.
+struct Rows<'a> {
+    table: &'a mut Table,
+    /// Rounds that count, of those that were not disturbed, and most that are tried.
+    rounds: (usize, usize),
+    /// Most that the slowest of a hundred pairs takes.
+    goal: Option<Goal>,
+    nothing: Option<Latencies>,
+}
+
+impl Rows<'_> {
+    fn beside_nothing(&mut self) {
+        let nothing = |_: &Setting| std::thread::sleep(Duration::from_millis(3));
+        self.nothing = self.beside("nothing", 1_000, |chunks| Setting::new(2 * chunks), nothing);
     }
-    let part = |part: f64| part_of(&latencies, part);
-    table.row(&format!("cached pair beside {what}: median"), n, part(0.5), None);
-    table.row(&format!("cached pair beside {what}: 99 %"), n, part(0.99), TARGET);
-    table.row(&format!("cached pair beside {what}: 99.9 %"), n, part(0.999), None);
-    table.row(&format!("cached pair beside {what}: slowest"), n, part(1.0), None);
+
+    /// Pairs beside `work`, each time in a setting of its own.
+    fn beside(
+        &mut self,
+        what: &str,
+        n: u64,
+        setting: impl Fn(u64) -> Setting,
+        work: impl Fn(&Setting) + Sync,
+    ) -> Option<Latencies> {
+        let (rounds, tries) = self.rounds;
+        let undisturbed = (0..tries).filter_map(|_| round(&setting(n), &work));
+        let rounds: Vec<_> = undisturbed.take(rounds).filter(|pairs| !pairs.is_empty()).collect();
+        if rounds.is_empty() {
+            println!("pair beside {what}, n = {n}: every round was disturbed");
+            return None;
+        }
+        let latencies = Latencies::new(&rounds);
+        let mut row = |part: &str, of: fn(&Latencies) -> Cost, goal| {
+            let baseline = self.nothing.map(|nothing| ("nothing", of(&nothing)));
+            let what = format!("pair beside {what}: {part}");
+            self.table.print(&Row { what: &what, n, cost: of(&latencies), baseline, goal });
+        };
+        row("median", |latencies| latencies.median, None);
+        row("99 %", |latencies| latencies.most, self.goal);
+        row("slowest, median", |latencies| latencies.slowest_of_a_round, None);
+        row("slowest", |latencies| latencies.slowest, None);
+        Some(latencies)
+    }
 }
 
-/// The pairs of as many rounds as were not disturbed.
-fn rounds_beside(
-    n: u64,
-    setting: impl Fn(u64) -> Setting,
-    work: impl Fn(&Setting) + Sync,
-    rounds: usize,
-    tries: usize,
-) -> Vec<Pairs> {
-    let undisturbed = (0..tries).filter_map(|_| round(&setting(n), &work));
-    undisturbed.take(rounds).collect()
-}
-
-/// All of them, in ascending order.
-fn sorted(of_rounds: Vec<Vec<Duration>>) -> Vec<Duration> {
-    let mut latencies = of_rounds.concat();
-    latencies.sort_unstable();
-    latencies
-}
-
-/// The latency that so many of them do not exceed.
-fn part_of(latencies: &[Duration], part: f64) -> Cost {
-    Cost::per(latencies[((latencies.len() - 1) as f64 * part) as usize], 1)
-}
-
-/// The pairs beside `work`; `None` where one of the threads lost its processor.
-fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> Option<Pairs> {
+/// How late pairs are beside `work`; `None` where one of the threads lost its processor.
+fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> Option<Vec<Duration>> {
     let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
@@ -268,7 +264,7 @@ fn round(setting: &Setting, work: impl Fn(&Setting) + Sync) -> Option<Pairs> {
             preemptions() == before
         });
         let before = preemptions();
-        let pairs = Pairs::until(setting, &begun, &done);
+        let pairs = pairs_until(setting, &begun, &done);
         let undisturbed = preemptions() == before;
         (worker.join().expect("it does not panic") && undisturbed).then_some(pairs)
     })
@@ -280,38 +276,30 @@ fn preemptions() -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:")?.trim().parse().ok())
 }
 
-/// Pairs that were due at fixed times.
-struct Pairs {
-    /// When each was done, after it was due.
-    late: Vec<Duration>,
-    /// How long each took.
-    by_itself: Vec<Duration>,
-}
-
-impl Pairs {
-    /// Those that are due until `done`.
-    fn until(setting: &Setting, begun: &AtomicBool, done: &AtomicBool) -> Self {
-        let [mut late, mut by_itself] = [(); 2].map(|()| Vec::with_capacity(1 << 16));
-        begun.store(true, Ordering::Release);
-        let mut due = Instant::now();
-        while !done.load(Ordering::Acquire) {
-            let mut start = Instant::now();
-            while start < due {
-                start = Instant::now();
-            }
-            setting.free(setting.alloc(4 * KIB, setting.other));
-            let end = Instant::now();
-            late.push(end - due);
-            by_itself.push(end - start);
-            due += PACE;
+/// How late each pair was that was due until `done`.
+fn pairs_until(setting: &Setting, begun: &AtomicBool, done: &AtomicBool) -> Vec<Duration> {
+    let mut late = Vec::with_capacity(1 << 16);
+    begun.store(true, Ordering::Release);
+    let mut due = Instant::now();
+    let mut end = due;
+    while !done.load(Ordering::Acquire) {
+        let ready = due.max(end);
+        let mut start = Instant::now();
+        while start < ready {
+            start = Instant::now();
         }
-        Self { late, by_itself }
+        due += start - ready;
+        setting.free(setting.alloc(4 * KIB, setting.other));
+        end = Instant::now();
+        late.push(end - due);
+        due += PACE;
     }
+    late
 }
 
 /// Statistics while another thread grows. The slowest of each round; the median of those.
 fn statistics(table: &mut Table, chunks: u64) {
-    let mut slowest: Vec<Duration> = (0..ROUNDS).map(|_| slowest_statistics(&moved(chunks), chunks)).collect();
+    let mut slowest: Vec<Duration> = (0..ROUNDS.0).map(|_| slowest_statistics(&moved(chunks), chunks)).collect();
     // In some rounds the growth was over before anything was asked.
     slowest.retain(|slowest| !slowest.is_zero());
     slowest.sort_unstable();
@@ -320,7 +308,7 @@ fn statistics(table: &mut Table, chunks: u64) {
         return;
     }
     let cost = Cost::per(slowest[slowest.len() / 2], 1);
-    table.row("slowest statistics beside a growth of n chunks", chunks, cost, STATS_TARGET);
+    table.row("slowest statistics beside a growth of n chunks", chunks, cost, STATISTICS);
 }
 
 fn slowest_statistics(setting: &Setting, chunks: u64) -> Duration {

@@ -1,6 +1,6 @@
 //! The slow path: what it costs the processor to map, move and release many chunks at once, without the driver's own time.
 
-use super::table::{Cost, Random, Table};
+use super::table::{Cost, Goal, Random, Row, Table};
 use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::MIB;
 use gapless::{Allocator, ChunkPolicy, DeviceAddr, StreamId};
@@ -11,12 +11,11 @@ use std::time::Instant;
 const PAGE: u64 = 2 * MIB;
 const MAIN: StreamId = StreamId::DEFAULT;
 /// Most time a chunk.
-const TARGET: Option<Cost> = Some(Cost::Nanoseconds(3_000.0));
+const A_CHUNK: Option<Goal> = Some(Goal::ns(3_000.0));
 /// Most that one request pays for views that others left, relative to a request that finds room for its own.
-const AMORTISED: Option<Cost> = Some(Cost::Times(10.0));
-
+const AMORTISED: Option<Goal> = Some(Goal::Times(10.0));
 /// Most that a request pays for chunks that it does not touch, relative to one beside a tenth of them.
-const FLAT: Option<Cost> = Some(Cost::Times(1.2));
+const FLAT: Option<Goal> = Some(Goal::Times(1.2));
 
 /// All rows.
 pub fn rows(table: &mut Table) {
@@ -56,7 +55,7 @@ fn once<T>(count: u64, work: impl FnOnce() -> T) -> Cost {
 fn one_request(table: &mut Table, chunks: u64) {
     let allocator = allocator(chunks, usize::MAX);
     let cost = once(chunks, || alloc(&allocator, chunks));
-    table.row("a chunk, in one request of n chunks", chunks, cost, TARGET);
+    table.row("a chunk, in one request of n chunks", chunks, cost, A_CHUNK);
 }
 
 /// One request of n pages, from free chunks between live ones.
@@ -65,7 +64,7 @@ fn gather(table: &mut Table, chunks: u64) {
     let blocks: Vec<_> = (0..2 * chunks).map(|_| alloc(&allocator, 1)).collect();
     blocks.iter().step_by(2).for_each(|block| allocator.free(*block).expect("live"));
     let cost = once(chunks, || alloc(&allocator, chunks));
-    table.row("a chunk, moved for one request of n chunks", chunks, cost, TARGET);
+    table.row("a chunk, moved for one request of n chunks", chunks, cost, A_CHUNK);
 }
 
 /// Requests that move a few chunks, while n are held and every other one is free.
@@ -77,10 +76,15 @@ fn beside_held(table: &mut Table) {
         let blocks: Vec<_> = (0..chunks).map(|_| alloc(&allocator, 1)).collect();
         blocks.iter().step_by(2).for_each(|block| allocator.free(*block).expect("live"));
         let cost = once(REQUESTS, || (0..REQUESTS).for_each(|_| _ = alloc(&allocator, 4)));
-        table.row("a request that moves 4 chunks, n held", chunks, cost, None);
+        let what = "a request that moves 4 chunks, n held";
         match few {
-            None => few = Some(cost),
-            Some(few) => table.row("... against 1,000", chunks, cost.over(few), FLAT),
+            None => {
+                few = Some(cost);
+                table.row(what, chunks, cost, None);
+            }
+            Some(few) => {
+                table.print(&Row { what, n: chunks, cost, baseline: Some(("1,000 held", few)), goal: FLAT });
+            }
         }
     }
 }
@@ -91,13 +95,13 @@ fn trim(table: &mut Table, chunks: u64) {
     let block = alloc(&one, chunks);
     one.free(block).expect("live");
     let cost = once(chunks, || one.trim(0).expect("released"));
-    table.row("a chunk, in a trim of n in one free block", chunks, cost, TARGET);
+    table.row("a chunk, in a trim of n in one free block", chunks, cost, A_CHUNK);
 
     let apart = allocator(2 * chunks, usize::MAX);
     let blocks: Vec<_> = (0..2 * chunks).map(|_| alloc(&apart, 1)).collect();
     blocks.iter().step_by(2).for_each(|block| apart.free(*block).expect("live"));
     let cost = once(chunks, || apart.trim(0).expect("released"));
-    table.row("a chunk, in a trim of n between live blocks", chunks, cost, TARGET);
+    table.row("a chunk, in a trim of n between live blocks", chunks, cost, A_CHUNK);
 }
 
 /// Requests that go on mapping at the limit of mappings: the driver calls of the worst of them for each page, relative to the
@@ -124,10 +128,11 @@ fn mapping_limit(table: &mut Table) {
         live += pages;
         *worst = worst.max((calls() - before) as f64 / pages as f64);
     }
-    table.row(
-        "driver calls of a request at the limit of n mappings",
-        LIMIT as u64,
-        Cost::Times(at_limit / below),
-        AMORTISED,
-    );
+    table.print(&Row {
+        what: "a page of a request at the limit of n mappings",
+        n: LIMIT as u64,
+        cost: Cost::Calls(at_limit),
+        baseline: Some(("below it", Cost::Calls(below))),
+        goal: AMORTISED,
+    });
 }

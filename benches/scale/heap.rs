@@ -1,6 +1,6 @@
 //! One stream and its heaps: blocks from cached memory, and addresses that are refused.
 
-use super::table::{Cost, Random, Table, fastest};
+use super::table::{Goal, Random, Row, Table, fastest};
 use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::{GIB, KIB, MIB, TIB};
 use gapless::{Allocator, DeviceAddr, StreamId};
@@ -33,7 +33,7 @@ fn cached_pair(table: &mut Table) {
     for (bytes, name) in [(4 * KIB, "cached pair of 4 KiB"), (2 * MIB, "cached pair of 2 MiB")] {
         let beside: Vec<_> = (0..8).map(|_| alloc(&allocator, bytes)).collect();
         let cost = fastest(2_500_000, || free(&allocator, alloc(&allocator, bytes)));
-        table.row(name, 8, cost, Some(Cost::Nanoseconds(30.0)));
+        table.row(name, 8, cost, Some(Goal::ns(30.0)));
         beside.into_iter().for_each(|addr| free(&allocator, addr));
     }
 }
@@ -46,14 +46,14 @@ fn refused(table: &mut Table) {
             let live: Vec<_> = (0..blocks).map(|_| alloc(&allocator, bytes)).collect();
             let mut random = Random(7);
             let mut any = || live[random.below(blocks) as usize];
-            let target = Some(Cost::Nanoseconds(5_000.0));
+            let goal = Some(Goal::ns(5_000.0));
             let size = if bytes == MIB { "1 MiB" } else { "4 KiB" };
             let cost = fastest(1_000, || assert!(allocator.free(any().offset(bytes / 2)).is_err()));
-            table.row(&format!("free inside one of n live blocks of {size}"), blocks, cost, target);
+            table.row(&format!("free inside one of n live blocks of {size}"), blocks, cost, goal);
             live.iter().step_by(2).for_each(|addr| free(&allocator, *addr));
             let mut freed = || live[random.below(blocks / 2) as usize * 2];
             let cost = fastest(1_000, || assert!(allocator.free(freed()).is_err()));
-            table.row(&format!("double free, every other of n blocks of {size} free"), blocks, cost, target);
+            table.row(&format!("double free, every other of n blocks of {size} free"), blocks, cost, goal);
         }
     }
 }
@@ -71,7 +71,7 @@ fn aligned(table: &mut Table) {
             let addr = allocator.alloc_raw_aligned(2 * KIB, 32 * KIB, StreamId::DEFAULT).expect("it fits");
             free(&allocator, addr);
         });
-        table.row("cached pair at a multiple of 32 KiB, n free blocks", blocks, cost, Some(Cost::Nanoseconds(5_000.0)));
+        table.row("cached pair at a multiple of 32 KiB, n free blocks", blocks, cost, Some(Goal::ns(5_000.0)));
     }
 }
 
@@ -91,11 +91,19 @@ fn replaced(table: &mut Table) {
         };
         (0..2 * blocks).for_each(|_| replace());
         let cost = fastest(5_000_000, &mut replace);
-        let target = (blocks == 10_000).then_some(Cost::Nanoseconds(60.0));
-        table.row("free and alloc of mixed sizes, n live blocks", blocks, cost, target);
+        let what = "free and alloc of mixed sizes, n live blocks";
         match few {
-            None => few = Some(cost),
-            Some(few) => table.row("... against 10,000", blocks, cost.over(few), Some(Cost::Times(3.0))),
+            None => {
+                few = Some(cost);
+                table.row(what, blocks, cost, Some(Goal::ns(60.0)));
+            }
+            Some(few) => table.print(&Row {
+                what,
+                n: blocks,
+                cost,
+                baseline: Some(("10,000 blocks", few)),
+                goal: Some(Goal::Times(3.0)),
+            }),
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Looking at everything: the report on a request that does not fit, and statistics.
 
 use super::streams::with_streams;
-use super::table::{Cost, Table, fastest};
+use super::table::{Goal, Table, fastest};
 use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::{KIB, MIB};
 use gapless::{Allocator, StreamId};
 use std::sync::Arc;
 
 /// Most that a refusal takes.
-const REFUSAL: Option<Cost> = Some(Cost::Nanoseconds(5_000_000.0));
+const REFUSAL: Option<Goal> = Some(Goal::ns(5_000_000.0));
 /// Most that statistics take.
-const STATISTICS: Option<Cost> = Some(Cost::Nanoseconds(2_000_000.0));
+const STATISTICS: Option<Goal> = Some(Goal::ns(2_000_000.0));
 
 /// All rows.
 pub fn rows(table: &mut Table) {

@@ -1,4 +1,4 @@
-//! The cost of the work as it grows: n against cost, with the target beside it.
+//! The cost of the work as it grows: n against cost, with what it is compared with and the goal beside it.
 //!
 //! `cargo bench --bench scale` prints the whole table; `cargo bench --bench scale -- heap` the rows of one module. Times are
 //! those of the fastest of several rounds, on the model of a device, so that they are the allocator's own. They are for

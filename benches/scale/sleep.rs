@@ -1,7 +1,7 @@
 //! Sleep and wake: what they cost the processor for each block, without the driver's own time, beside what a program has to do
 //! that gives its memory back without them: free every block and trim, and allocate all again.
 
-use super::table::{Cost, Random, Table};
+use super::table::{Cost, Random, Row, Table};
 use gapless::allocator::Backup;
 use gapless::driver::{ModelConfig, ModelDriver};
 use gapless::units::{GIB, KIB, MIB};
@@ -82,16 +82,14 @@ impl Blocks {
             timed(5, &mut |blocks| blocks.live = blocks.alloc(std::mem::take(&mut sizes)));
         }
         let n = self.live.len() as u64;
-        let ways = [
-            "sleep",
-            "wake",
-            "sleep, discarding",
-            "wake, discarded",
-            "free and trim instead",
-            "allocate again instead",
-        ];
-        for (way, elapsed) in ways.into_iter().zip(fastest) {
-            table.row(&format!("{what}: {way}"), n, Cost::per(elapsed, n), None);
+        let [sleep, wake, discard, wake_discarded, free, alloc] = fastest.map(|elapsed| Cost::per(elapsed, n));
+        for (way, cost, baseline) in [
+            ("sleep", sleep, ("free and trim", free)),
+            ("wake", wake, ("alloc", alloc)),
+            ("sleep, discarding", discard, ("free and trim", free)),
+            ("wake, discarded", wake_discarded, ("alloc", alloc)),
+        ] {
+            table.print(&Row { what: &format!("{what}: {way}"), n, cost, baseline: Some(baseline), goal: None });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Many streams, many regions, many pending blocks.
 
-use super::table::{Cost, Table, fastest};
+use super::table::{Cost, Goal, Row, Table, fastest};
 use gapless::allocator::{Builder, ChunkPolicy};
 use gapless::driver::{ModelConfig, ModelDriver, WorkDriver};
 use gapless::units::{GIB, KIB, MIB};
@@ -55,12 +55,17 @@ fn pair(allocator: &Allocator<ModelDriver>, bytes: u64, stream: StreamId) {
     allocator.free(alloc(allocator, bytes, stream)).expect("the block is live");
 }
 
-/// The row of `count` streams, beside that of one: at most `times` its cost.
-fn row(table: &mut Table, what: &str, count: u64, cost: Cost, one: &mut Option<Cost>, times: f64) {
-    table.row(what, count, cost, None);
+/// The row of `n` streams, beside that of one: at most `times` its cost.
+fn row(table: &mut Table, what: &str, n: u64, cost: Cost, one: &mut Option<Cost>, times: f64) {
     match one {
-        None => *one = Some(cost),
-        Some(one) => table.row(&format!("{what}, over one stream"), count, cost.over(*one), Some(Cost::Times(times))),
+        None => {
+            *one = Some(cost);
+            table.row(what, n, cost, None);
+        }
+        Some(one) => {
+            let (baseline, goal) = (Some(("one stream", *one)), Some(Goal::Times(times)));
+            table.print(&Row { what, n, cost, baseline, goal });
+        }
     }
 }
 
@@ -127,19 +132,19 @@ fn new_stream(table: &mut Table) {
             (spent, worst) = (spent + took, worst.max(took));
             ended(stream);
         }
-        let target = Some(Cost::Nanoseconds(50_000.0));
-        table.row("first pair of a stream after n that ended", count, Cost::per(spent, pairs), target);
+        let goal = Some(Goal::ns(50_000.0));
+        table.row("first pair of a stream after n that ended", count, Cost::per(spent, pairs), goal);
         table.row("first pair of a stream after n that ended, slowest", count, Cost::per(worst, 1), None);
     }
 }
 
 /// The first pair of a stream beside n others, and of one that comes after n that were forgotten.
 fn another_stream(table: &mut Table) {
-    let target = Some(Cost::Nanoseconds(50_000.0));
+    let goal = Some(Goal::ns(50_000.0));
     for count in [64, 1000, 4000] {
         let (allocator, _) = with_streams(count);
         let cost = first_pairs(&allocator, || new_kept(&allocator));
-        table.row("first pair of a stream beside n others", count, cost, target);
+        table.row("first pair of a stream beside n others", count, cost, goal);
     }
     for count in [64, 1000, 4000] {
         let (allocator, streams) = with_streams(count);
@@ -147,7 +152,7 @@ fn another_stream(table: &mut Table) {
             allocator.forget_stream(*stream).expect("it is known");
         }
         let cost = first_pairs(&allocator, || new_kept(&allocator));
-        table.row("first pair of a stream after n forgotten ones", count, cost, target);
+        table.row("first pair of a stream after n forgotten ones", count, cost, goal);
     }
 }
 
@@ -167,7 +172,7 @@ fn regions(table: &mut Table) {
         let blocks: Vec<DeviceAddr> = (0..count).map(|_| alloc(&allocator, 64 * MIB, MAIN)).collect();
         blocks.last().into_iter().for_each(|last| allocator.free(*last).expect("the block is live"));
         let cost = fastest(10_000, || pair(&allocator, 64 * MIB, MAIN));
-        table.row("cached pair in the last of n regions", count, cost, Some(Cost::Nanoseconds(300.0)));
+        table.row("cached pair in the last of n regions", count, cost, Some(Goal::ns(300.0)));
     }
 }
 
@@ -187,13 +192,13 @@ fn pending(table: &mut Table) {
             bytes += 2 * MIB;
             alloc(&allocator, bytes, MAIN);
         });
-        table.row("slow path with n pending blocks", count, cost, Some(Cost::Nanoseconds(200_000.0)));
+        table.row("slow path with n pending blocks", count, cost, Some(Goal::ns(200_000.0)));
     }
 }
 
 /// A block that n streams use: for each of them, what it costs to record it, and to free and settle it.
 fn recorded(table: &mut Table) {
-    let target = Some(Cost::Nanoseconds(1_000.0));
+    let goal = Some(Goal::ns(1_000.0));
     for count in [64, 1000, 4000] {
         let (allocator, streams) = with_streams(count);
         // The last first: the order must not matter.
@@ -210,7 +215,7 @@ fn recorded(table: &mut Table) {
             allocator.trim(u64::MAX).expect("nothing is released");
             settle = settle.min(start.elapsed());
         }
-        table.row("a stream, where a block is recorded on n", count, Cost::per(record, count), target);
-        table.row("a stream, where a block of n is freed and settled", count, Cost::per(settle, count), target);
+        table.row("a stream, where a block is recorded on n", count, Cost::per(record, count), goal);
+        table.row("a stream, where a block of n is freed and settled", count, Cost::per(settle, count), goal);
     }
 }
