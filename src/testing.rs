@@ -1,6 +1,7 @@
 //! Helpers for unit tests.
 
 use crate::driver::{DriverCall, DriverResult, Hook, Intercepted, ModelDriver, StreamIdentity};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,6 +71,9 @@ impl Hook for Meanwhile {
 thread_local! {
     static STEPS: Cell<u64> = const { Cell::new(0) };
     static LONGEST_HOLD: Cell<u64> = const { Cell::new(0) };
+    /// Number of watched locks that are held.
+    static HELD: Cell<u64> = const { Cell::new(0) };
+    static LARGEST_REQUEST: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Counts one step of a search on this thread.
@@ -84,7 +88,7 @@ pub fn steps_of(work: impl FnOnce()) -> u64 {
     STEPS.get() - before
 }
 
-/// A guard of a lock that counts the steps taken while it is held.
+/// A guard of a lock that counts the steps taken while it is held, and watches for requests for memory of the host.
 #[derive(Debug)]
 pub struct Watched<G> {
     guard: G,
@@ -93,6 +97,7 @@ pub struct Watched<G> {
 
 impl<G> From<G> for Watched<G> {
     fn from(guard: G) -> Self {
+        HELD.set(HELD.get() + 1);
         Self { guard, steps_before: STEPS.get() }
     }
 }
@@ -113,6 +118,7 @@ impl<G: DerefMut> DerefMut for Watched<G> {
 
 impl<G> Drop for Watched<G> {
     fn drop(&mut self) {
+        HELD.set(HELD.get() - 1);
         LONGEST_HOLD.set(LONGEST_HOLD.get().max(STEPS.get() - self.steps_before));
     }
 }
@@ -123,6 +129,47 @@ pub fn longest_hold_of(work: impl FnOnce()) -> u64 {
     work();
     LONGEST_HOLD.get()
 }
+
+/// Returns the bytes of the largest request for memory of the host that `work` makes on this thread while it holds a watched lock.
+pub fn largest_request_of(work: impl FnOnce()) -> usize {
+    LARGEST_REQUEST.set(0);
+    work();
+    LARGEST_REQUEST.get()
+}
+
+/// The system's memory, for unit tests that watch requests for it.
+struct WatchedMemory;
+
+impl WatchedMemory {
+    fn watch(bytes: usize) {
+        if HELD.get() > 0 {
+            LARGEST_REQUEST.set(LARGEST_REQUEST.get().max(bytes));
+        }
+    }
+}
+
+// SAFETY: all calls are passed on as they are.
+unsafe impl GlobalAlloc for WatchedMemory {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Self::watch(layout.size());
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        Self::watch(bytes);
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(memory, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static MEMORY: WatchedMemory = WatchedMemory;
 
 type Work = Box<dyn FnOnce()>;
 

@@ -2,7 +2,7 @@
 
 use super::{Allocator, Backup, ChunkPolicy};
 use crate::driver::{DriverCall, ModelConfig, ModelDriver, WorkDriver};
-use crate::testing::{busy, longest_hold_of};
+use crate::testing::{busy, largest_request_of, longest_hold_of};
 use crate::units::{DeviceAddr, KIB, MIB, StreamId};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -170,6 +170,30 @@ fn a_sleep_marks_few_blocks_at_once() {
     });
     assert!(longest > 0 && longest <= 100, "{longest} steps at once");
     full.allocator.check();
+}
+
+/// What a piece of the work finds is collected in memory that is there: to get more takes the longer, the more there is already.
+/// A heap that has more blocks than ever gets a larger table all the same, which is empty.
+#[test]
+fn no_list_grows_while_a_stream_is_locked() {
+    const CHUNKS: u64 = 4_000;
+    let assert_small = |what: &str, settings: &[(&str, Setting)], work: fn(&Full)| {
+        for (name, setting) in settings {
+            let full = setting(CHUNKS);
+            let largest = largest_request_of(|| work(&full));
+            assert!(largest < 8 * CHUNKS as usize + 1_000, "{what}, {name}: {largest} bytes at once");
+        }
+    };
+    assert_small("growth", &SETTINGS, |full| _ = full.alloc(CHUNKS, MAIN));
+    assert_small("statistics", &SETTINGS, |full| drop(full.allocator.stats()));
+    assert_small("trim", &SETTINGS, |full| _ = full.allocator.trim(0).unwrap());
+    // In the others, marking cuts blocks up.
+    let few_blocks = [SETTINGS[1], SETTINGS[2], SETTINGS[4]];
+    assert_small("sleep", &few_blocks, |full| _ = full.allocator.sleep(Backup::Pinned).unwrap());
+    assert_small("wake", &few_blocks, |full| {
+        full.allocator.sleep(Backup::Discard).unwrap();
+        full.allocator.wake(Duration::ZERO).unwrap();
+    });
 }
 
 /// Reads statistics at every call that maps, in the midst of a growth: on its very thread, which would wait for itself.

@@ -35,6 +35,7 @@ pub fn waiting_pages<D: Driver>(shared: &Shared<D>, mapper: &Mapper) -> PageCoun
 fn parts_of(stream: &Stream) -> Vec<Part> {
     let (mut parts, mut from) = (Vec::new(), Some(Cursor::default()));
     while let Some(at) = from {
+        parts.reserve(3 * PIECE);
         from = stream.piece(|state| copy_piece(state, at, &mut parts));
     }
     // A free block between two that wait is there twice.

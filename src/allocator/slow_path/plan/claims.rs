@@ -50,11 +50,12 @@ pub fn claim<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>, plan: &mut 
 /// epoch of its last use.
 pub fn claim_free<D: Driver>(states: &mut States<'_, D>, mut sources: Vec<Source>) -> Vec<Source> {
     sources.sort_unstable_by_key(Source::place);
-    let mut claimed = Vec::with_capacity(sources.len());
+    let (mut claimed, mut of_piece) = (Vec::with_capacity(sources.len()), Vec::with_capacity(CLAIM_PIECE));
     for of_stream in sources.chunk_by(|one, other| one.stream == other.stream) {
         for piece in of_stream.chunks(CLAIM_PIECE) {
-            let free = |state: &mut StreamState| claimed.extend(piece.iter().filter_map(|source| source.claim(state)));
+            let free = |state: &mut StreamState| of_piece.extend(piece.iter().filter_map(|source| source.claim(state)));
             states.with(piece[0].stream, free);
+            claimed.append(&mut of_piece);
         }
     }
     claimed
@@ -104,34 +105,33 @@ fn note_epochs(plan: &mut Plan, claimed: &[Source]) -> bool {
 /// Claims the offsets of a plan's target, or nothing of them.
 fn claim_target<D: Driver>(states: &mut States<'_, D>, plan: &mut Plan) -> bool {
     let goal = plan.goal;
+    let mut of_piece = Vec::with_capacity(CLAIM_PIECE);
     let mut at = plan.claim.start;
     while at < plan.claim.end {
         let left = at..plan.claim.end;
         let claimed = states.with(goal.stream, |state| {
             let heap = &mut state.region(goal.region).expect("the plan was made for it").heap;
-            claim_next(heap, plan.claim.start, left, &mut plan.before)
+            claim_next(heap, plan.claim.start, left, &mut of_piece)
         });
-        match claimed {
-            Some(end) => at = end,
-            None => {
-                unclaim_target(states, &goal, &plan.before);
-                plan.before.clear();
-                return false;
-            }
-        }
+        let Some(end) = claimed else {
+            unclaim_target(states, &goal, &plan.before);
+            plan.before.clear();
+            return false;
+        };
+        plan.before.append(&mut of_piece);
+        at = end;
     }
     true
 }
 
-/// Adds the next blocks of `left` to the claimed block that starts at `start`. Returns the end of what is claimed then, or
-/// `None` where a block is neither free nor unmapped.
+/// Adds the next blocks of `left` to the claimed block that starts at `start`, and notes what they were in `before`, which is
+/// empty. Returns the end of what is claimed then, or `None` where a block is neither free nor unmapped.
 fn claim_next(heap: &mut Heap, start: u64, left: Range<u64>, before: &mut Vec<Before>) -> Option<u64> {
     let mut block = heap.block_around(left.start)?;
     let first = if left.start == start { block.offset } else { start };
-    let (known, mut at) = (before.len(), left.start);
-    while at < left.end && before.len() < known + CLAIM_PIECE {
+    let mut at = left.start;
+    while at < left.end && before.len() < CLAIM_PIECE {
         if !matches!(block.state, BlockState::Free | BlockState::Hole) {
-            before.truncate(known);
             return None;
         }
         let end = (block.offset + block.size).min(left.end);
@@ -297,20 +297,18 @@ mod tests {
     /// A stream is locked for a few blocks at a time, however many a plan takes.
     #[test]
     fn a_few_blocks_are_claimed_at_a_time() {
-        let count = 3 * CLAIM_PIECE as u64 + 2;
+        let count = 3 * CLAIM_PIECE as u64 + 1;
         let mut heap = Heap::new(count * PAGE);
         for page in (0..count).step_by(2) {
             heap.set(page.saturating_sub(1) * PAGE, page * PAGE, PAGE, BlockState::Free, 0);
         }
-        let (mut at, mut before, mut pieces) = (0, Vec::new(), Vec::new());
+        let (mut at, mut pieces) = (0, Vec::new());
         while at < count * PAGE {
+            let mut before = Vec::new();
             at = claim_next(&mut heap, 0, at..count * PAGE, &mut before).unwrap();
             pieces.push(before.len());
         }
-        assert_eq!(
-            pieces,
-            [1, 2, 3].map(|piece| piece * CLAIM_PIECE).into_iter().chain([count as usize]).collect::<Vec<_>>()
-        );
+        assert_eq!(pieces, [CLAIM_PIECE, CLAIM_PIECE, CLAIM_PIECE, 1]);
         assert_eq!(heap.block(0).map(|block| (block.state, block.size)), Some((BlockState::Claimed, count * PAGE)));
         heap.check();
     }

@@ -11,7 +11,7 @@ use super::super::super::streams::region::RegionId;
 use super::super::super::streams::state::StreamState;
 use super::super::mapper::Mapper;
 use super::near;
-use super::sources::{FreeRun, Source, Sources, free_runs};
+use super::sources::{FreeRun, LastUse, Source, Sources, free_runs};
 use super::states::States;
 use super::target::Target;
 use super::{Goal, World};
@@ -47,7 +47,7 @@ impl Copies {
         let free = self.free.get_or_insert_with(|| {
             let copy = |stream| match goal.source_stream() {
                 Some(only) if only != stream => Copy { copied: Vec::new(), count: 0 },
-                _ => Copy::new(states, stream, |states| free_runs(states, stream, page_bytes)),
+                _ => Copy::new(states, stream, |states| free_runs(states, stream, page_bytes, LastUse::Epoch)),
             };
             all.map(copy).collect()
         });
@@ -89,7 +89,9 @@ impl Copies {
         for (stream, copy) in states.indices().zip(self.free.iter_mut().flatten()) {
             if goal.source_stream().is_none_or(|only| only == stream) && copy.is_outdated(states, stream) {
                 any = true;
-                *copy = Copy::new(states, stream, |states| free_runs(states, stream, mapper.chunks().page_bytes()));
+                *copy = Copy::new(states, stream, |states| {
+                    free_runs(states, stream, mapper.chunks().page_bytes(), LastUse::Epoch)
+                });
             }
         }
         for (id, copy) in &mut self.targets {

@@ -11,7 +11,7 @@
 use super::super::super::streams::directory::Place;
 use super::super::super::streams::region::RegionId;
 use super::super::super::streams::state::StreamState;
-use super::sources::{FreeRun, Source, Sources};
+use super::sources::{FreeRun, LastUse, Source, Sources};
 use super::states::{PIECE, States};
 use super::target::Target;
 use super::{Goal, World};
@@ -171,7 +171,7 @@ fn copy_runs_down(
                 return Some(Cursor { region: Some(id), block: Some(block) });
             }
             left -= 1;
-            runs.push(FreeRun::new((stream, state), (id, region), block));
+            runs.push(FreeRun::new((stream, state), (id, region), block, LastUse::Epoch));
         }
         first = None;
         if left == 0 {

@@ -137,7 +137,7 @@ fn place_of(number: NonZeroU32) -> usize {
 
 /// All completely free chunks, wherever they are, but for those that cannot be moved now; looked for in pieces.
 pub fn free_chunks<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> Sources {
-    Sources::new(mapper, &all_free_runs(states, mapper.chunks().page_bytes()))
+    Sources::new(mapper, &all_free_runs(states, mapper.chunks().page_bytes(), LastUse::Epoch))
 }
 
 /// The pages that are free and mapped, by what is in their chunks.
@@ -162,12 +162,39 @@ impl FreePages {
 
 /// Counts the pages that are free and mapped; looked for in pieces.
 pub fn free_pages<D: Driver>(mapper: &Mapper, states: &mut States<'_, D>) -> FreePages {
-    FreePages::in_runs(mapper, &all_free_runs(states, mapper.chunks().page_bytes()))
+    FreePages::in_runs(mapper, &all_free_runs(states, mapper.chunks().page_bytes(), LastUse::Any))
 }
 
 /// The free blocks of all streams that take a page or more.
-fn all_free_runs<D: Driver>(states: &mut States<'_, D>, page_bytes: u64) -> Vec<FreeRun> {
-    states.indices().flat_map(|stream| free_runs(states, stream, page_bytes)).collect()
+fn all_free_runs<D: Driver>(states: &mut States<'_, D>, page_bytes: u64, last_use: LastUse) -> Vec<FreeRun> {
+    states.indices().flat_map(|stream| free_runs(states, stream, page_bytes, last_use)).collect()
+}
+
+/// What is to be known of when a free block was used last.
+#[derive(Clone, Copy, Debug)]
+pub enum LastUse {
+    /// The epoch, which has to be looked up in the heap.
+    Epoch,
+    /// Nothing.
+    Any,
+}
+
+impl LastUse {
+    /// How many blocks are looked at while their stream is locked.
+    fn piece(self) -> usize {
+        match self {
+            Self::Epoch => PIECE,
+            // Each takes half as long.
+            Self::Any => 2 * PIECE,
+        }
+    }
+
+    fn epoch(self, region: &Region, block: FreeBlock) -> u32 {
+        match self {
+            Self::Epoch => region.heap.block(block.offset).expect("indexed").epoch,
+            Self::Any => 0,
+        }
+    }
 }
 
 /// A free block of a page or more, as it was when it was looked at.
@@ -186,9 +213,9 @@ impl FreeRun {
         (stream, state): (StreamIndex, &StreamState),
         (id, region): (RegionId, &Region),
         block: FreeBlock,
+        last_use: LastUse,
     ) -> Self {
-        let epoch = region.heap.block(block.offset).expect("indexed").epoch;
-        let epoch = state.epoch_base + u64::from(epoch);
+        let epoch = state.epoch_base + u64::from(last_use.epoch(region, block));
         Self { stream, region: id, segment: region.segment, block, epoch }
     }
 
@@ -235,12 +262,18 @@ struct Cursor {
 }
 
 /// The free blocks of a stream that take a page or more.
-pub fn free_runs<D: Driver>(states: &mut States<'_, D>, stream: StreamIndex, page_bytes: u64) -> Vec<FreeRun> {
+pub fn free_runs<D: Driver>(
+    states: &mut States<'_, D>,
+    stream: StreamIndex,
+    page_bytes: u64,
+    last_use: LastUse,
+) -> Vec<FreeRun> {
     let smallest = FreeBlock { size: page_bytes, offset: 0 };
-    let mut runs = Vec::new();
+    let (mut runs, mut piece) = (Vec::new(), Vec::with_capacity(last_use.piece()));
     let mut cursor = Some(Cursor { region: 0, block: smallest });
     while let Some(from) = cursor {
-        cursor = states.with(stream, |state| copy_runs((stream, state), &mut runs, from, smallest));
+        cursor = states.with(stream, |state| copy_runs((stream, state), &mut piece, from, smallest, last_use));
+        runs.append(&mut piece);
     }
     runs
 }
@@ -251,15 +284,16 @@ fn copy_runs(
     runs: &mut Vec<FreeRun>,
     from: Cursor,
     smallest: FreeBlock,
+    last_use: LastUse,
 ) -> Option<Cursor> {
-    let (mut left, mut first) = (PIECE, from.block);
+    let (mut left, mut first) = (last_use.piece(), from.block);
     for (number, (id, region)) in state.regions.iter().enumerate().skip(from.region) {
         for block in region.heap.free_blocks_since(first) {
             if left == 0 {
                 return Some(Cursor { region: number, block });
             }
             left -= 1;
-            runs.push(FreeRun::new((stream, state), (id, region), block));
+            runs.push(FreeRun::new((stream, state), (id, region), block, last_use));
         }
         first = smallest;
         if left == 0 {
@@ -290,7 +324,7 @@ mod tests {
         let (mut cursor, mut pieces) = (Some(Cursor { region: 0, block: smallest }), Vec::new());
         while let Some(from) = cursor {
             let mut runs = Vec::new();
-            cursor = copy_runs((stream.index, &stream.lock()), &mut runs, from, smallest);
+            cursor = copy_runs((stream.index, &stream.lock()), &mut runs, from, smallest, LastUse::Epoch);
             pieces.push(runs.len());
         }
         pieces
@@ -305,9 +339,9 @@ mod tests {
         allocator.free(first).unwrap();
         let inner = &allocator.inner;
         let entered = inner.door.enter(&inner.shared, |path| {
-            let mut runs = all_free_runs(&mut path.states(), PAGE);
+            let mut runs = all_free_runs(&mut path.states(), PAGE, LastUse::Epoch);
             allocator.free(live).unwrap();
-            runs.extend(all_free_runs(&mut path.states(), PAGE));
+            runs.extend(all_free_runs(&mut path.states(), PAGE, LastUse::Epoch));
             let pages = FreePages::in_runs(&path.mapper, &runs);
             assert_eq!((pages.in_free_chunks, pages.beside_others), (PageCount(5), PageCount::ZERO));
             Ok::<_, AllocError>(())

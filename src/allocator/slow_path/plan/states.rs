@@ -5,11 +5,12 @@ use super::super::super::streams::state::{AllStates, StreamState};
 use crate::driver::Driver;
 use crate::stream::StreamIndex;
 
-/// Most blocks that are looked at while a stream is locked, where others are not to wait for more than a piece of the work.
-pub const PIECE: usize = 32;
+/// Most blocks that are looked at while a stream is locked, where others are not to wait for more than a piece of the work. What a
+/// piece finds is collected in memory that has been used before: to get more, from the system perhaps, takes long.
+pub const PIECE: usize = 16;
 
 /// Most blocks that are claimed, or given back, while a stream is locked.
-pub const CLAIM_PIECE: usize = 8;
+pub const CLAIM_PIECE: usize = 2;
 
 /// The streams' states.
 #[derive(Debug)]

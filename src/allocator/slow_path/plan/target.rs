@@ -31,6 +31,7 @@ impl Target {
         let mut blocks = Vec::new();
         let mut from = Some(0);
         while let Some(at) = from {
+            blocks.reserve(PIECE);
             from = states.with(stream, |state| copy_piece(&region_of(state, id).heap, &mut blocks, at));
         }
         Self { base, segment, page_bytes, blocks }

@@ -1,8 +1,8 @@
 //! Marking what is to sleep.
 //!
-//! Cost: O(chunks), and O(blocks) in them. A stream is locked for a [few chunks](MOST_CHUNKS) at a time: what is allocated,
-//! freed or pinned between two of these pieces is in chunks that are not marked yet, or is not pinned, since it was marked
-//! before. So each chunk counts as it is when it is looked at, and a block over several of them is marked part by part.
+//! Cost: O(chunks), and O(blocks) in them. A stream is locked for a chunk at a time: what is allocated, freed or pinned between
+//! two of them is in chunks that are not marked yet, or is not pinned, since it was marked before. So each chunk counts as it is
+//! when it is looked at, and a block over several of them is marked part by part.
 
 use super::super::super::error::AllocError;
 use super::super::super::stores::{Backup, Store, StoreId};
@@ -68,10 +68,8 @@ pub struct Marked {
     pub retained: Vec<Store>,
 }
 
-/// Most chunks whose blocks are marked while their stream's state is locked,
-const MOST_CHUNKS: usize = 4;
-/// unless there are so many blocks in fewer of them.
-const MANY_BLOCKS: usize = 16;
+/// Blocks of a page of two MiB that is full of the smallest.
+const MOST_BLOCKS: usize = 4096;
 
 /// Why a chunk stays awake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,9 +112,11 @@ impl<D: Driver> SlowPath<'_, D> {
         for number in 0..self.mapper.segments().len() {
             if let Some(candidates) = self.candidates(number, excluded) {
                 let stream = self.shared.streams.get(candidates.owner.stream);
-                let mut next = 0;
-                while next < candidates.views.len() {
-                    next = stream.piece(|state| candidates.mark_some(next, state, &mut batch, &mut left));
+                for candidate in &candidates.views {
+                    // More memory, which takes long where there is much already, is not asked for while others wait.
+                    batch.runs.reserve(1);
+                    batch.blocks.reserve(MOST_BLOCKS);
+                    stream.piece(|state| candidates.mark(*candidate, state, &mut batch, &mut left));
                 }
             }
         }
@@ -199,22 +199,16 @@ impl<D: Driver> SlowPath<'_, D> {
 }
 
 impl Candidates {
-    /// Marks what can sleep of some views, the first of which has the number `first`, and adds it to the batch. Returns the number
-    /// of the next one.
-    fn mark_some(&self, first: usize, state: &mut StreamState, batch: &mut Batch, left: &mut LeftAwake) -> usize {
-        let (mut next, mut blocks) = (first, 0);
-        while next < self.views.len().min(first + MOST_CHUNKS) && blocks < MANY_BLOCKS {
-            blocks += self.mark(next, state, batch, left);
-            next += 1;
-        }
-        next
-    }
-
-    /// Marks what is in a view, if it can sleep, and adds it to the batch. Returns the number of blocks.
-    fn mark(&self, number: usize, state: &mut StreamState, batch: &mut Batch, left: &mut LeftAwake) -> usize {
-        let (view, stays) = self.views[number];
+    /// Marks what is in a view, if it can sleep, and adds it to the batch. `stays` is what keeps it awake in any case.
+    fn mark(
+        &self,
+        (view, stays): (View, Option<Stays>),
+        state: &mut StreamState,
+        batch: &mut Batch,
+        left: &mut LeftAwake,
+    ) {
         let range = view.pages.bytes(self.page_bytes);
-        let Some(region) = state.regions.get(self.owner.region) else { return 0 };
+        let Some(region) = state.regions.get(self.owner.region) else { return };
         let used = blocks_where(region, &range, is_used);
         match stays.or_else(|| used.iter().find_map(|block| cause(state, self.owner, block))) {
             Some(Stays::Pinned) => left.pinned_bytes += range.end - range.start,
@@ -229,7 +223,6 @@ impl Candidates {
                 }
             }
         }
-        used.len()
     }
 
     /// Adds a part of a live block to the batch.
