@@ -123,6 +123,7 @@ impl<D: Driver> SlowPath<'_, D> {
         if batch.runs.is_empty() {
             return Ok((left, None));
         }
+        batch.blocks.shrink_to_fit();
         self.replace_retained(&mut batch, backup);
         let spans = match self.sleeps_whole() {
             true => self.spans_of_chunks(&batch.runs),
