@@ -161,7 +161,7 @@ fn a_sleep_and_a_wake_lock_no_stream_for_long() {
     });
 }
 
-/// Of chunks with few blocks, several are marked at once, and few enough.
+/// Chunks with few blocks are marked one at a time, too.
 #[test]
 fn a_sleep_marks_few_blocks_at_once() {
     let full = between_live(1_000);

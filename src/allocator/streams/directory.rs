@@ -45,6 +45,13 @@ impl Arena {
         }
     }
 
+    /// The offset of an address from the arena's start, if it is inside.
+    #[inline]
+    fn offset_of(&self, addr: DeviceAddr) -> Option<u64> {
+        let offset = addr.0.wrapping_sub(self.base.0);
+        (offset < self.bytes).then_some(offset)
+    }
+
     /// Bytes of a slot.
     pub fn slot_bytes(&self) -> u64 {
         1 << self.slot_shift
@@ -97,8 +104,7 @@ impl Directory {
     #[inline]
     pub fn find(&self, addr: DeviceAddr) -> Place {
         for arena in self.arenas.iter() {
-            let offset = addr.0.wrapping_sub(arena.base.0);
-            if offset < arena.bytes {
+            if let Some(offset) = arena.offset_of(addr) {
                 return match arena.slots[(offset >> arena.slot_shift) as usize].get() {
                     Some(owner) => Place::Region(*owner, offset & (arena.slot_bytes() - 1)),
                     None => Place::Unused,
@@ -111,7 +117,7 @@ impl Directory {
     /// Whether `addr` is in a slot of this allocator, with a region or without.
     #[inline]
     pub fn contains(&self, addr: DeviceAddr) -> bool {
-        self.arenas.iter().any(|arena| addr.0.wrapping_sub(arena.base.0) < arena.bytes)
+        self.arenas.iter().any(|arena| arena.offset_of(addr).is_some())
     }
 
     /// Adds an arena. Returns false when there are too many.

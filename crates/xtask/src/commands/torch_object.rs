@@ -87,9 +87,8 @@ pub fn compile(workspace: &Workspace, headers: &Headers, folder: &Path) -> Resul
     let version = headers.version()?;
     // Functions that are alike keep names of their own: the proof of the layout compares them. Nobody puts others in their place,
     // and calls go without stubs.
-    let calls = ["-fno-ipa-icf", "-fno-semantic-interposition", "-fno-plt"];
-    let mut options =
-        calls.into_iter().chain(["-Wno-unused-parameter", "-Iinclude"]).map(OsString::from).collect::<Vec<_>>();
+    let calls = ["-fno-ipa-icf", "-fno-semantic-interposition", "-fno-plt", "-Wno-unused-parameter", "-Iinclude"];
+    let mut options = calls.map(OsString::from).to_vec();
     options.push(format!("-DGAPLESS_TORCH={}", version.number()).into());
     options.push(format!("-DGAPLESS_TORCH_VERSION=\"{}\"", version.text).into());
     options.push(format!("-DGAPLESS_TORCH_COMMIT=\"{}\"", headers.commit()?).into());
