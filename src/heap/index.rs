@@ -1,6 +1,7 @@
 //! Free index: the free blocks of a heap by size, for an exact best fit that prefers the lowest address.
 //!
 //! - I1  every block is in the bin of its size; a bin is marked in the map exactly when it exists and has an entry.
+//! - I2  `edges` has the edges of exactly these blocks.
 //!
 //! An entry is a block as one number: by how much it is larger than the smallest size of its bin, then its offset. So entries are
 //! in the order of blocks. Bins are made up to that of the largest block so far: 288 of 1,889 for blocks of up to 2 MiB.
@@ -10,7 +11,9 @@
 //! back: its entry changes in its place.
 
 use super::bins::{BinMap, GRANULE, OFFSET_BITS, bin_and_rest, bin_of, sizes_in};
+use super::edges::{Edges, Places};
 use super::entries::{Entries, Inserted, OTHERS_BYTES};
+use std::ops::Range;
 
 /// A free block. Ordered by size, then by offset: the first one that is large enough is the best fit at the lowest
 /// address.
@@ -30,6 +33,12 @@ pub enum Cut {
 }
 
 impl FreeBlock {
+    /// Returns its offsets.
+    #[inline]
+    fn range(self) -> Range<u64> {
+        self.offset..self.offset + self.size
+    }
+
     /// Returns the rest of the block after `size` bytes are taken.
     #[inline]
     fn without(self, size: u64, cut: Cut) -> Self {
@@ -77,6 +86,7 @@ pub struct FreeIndex {
     bins: Vec<Entries>,
     len: usize,
     bytes: u64,
+    edges: Edges,
     map: BinMap,
     /// Number of bins that have taken memory for a second entry.
     with_memory: usize,
@@ -96,10 +106,37 @@ impl FreeIndex {
     /// Adds a block, which must not be in the index.
     #[inline]
     pub fn insert(&mut self, block: FreeBlock) {
+        self.insert_at(block, self.edges.places_of(block.range()));
+    }
+
+    /// Adds a block whose edges have these [places](Self::places_of).
+    #[inline]
+    pub fn insert_at(&mut self, block: FreeBlock, places: Places) {
         let (bin, entry) = entry_of(block);
+        self.edges.add(places);
         self.add(bin, entry);
         self.len += 1;
         self.bytes += block.size;
+        if self.edges.are_crowded(self.len) {
+            self.add_places();
+        }
+    }
+
+    #[cold]
+    fn add_places(&mut self) {
+        self.edges = self.edges.grown(self.iter_from(0).map(FreeBlock::range));
+    }
+
+    /// Returns the places of the edges of a block, which need not be free.
+    #[inline]
+    pub fn places_of(&self, block: FreeBlock) -> Places {
+        self.edges.places_of(block.range())
+    }
+
+    /// Whether the block with edges at these places, which is not in the index, surely has no neighbour in it.
+    #[inline]
+    pub fn has_no_neighbour(&self, places: Places) -> bool {
+        self.edges.none_at(places)
     }
 
     #[inline]
@@ -130,6 +167,7 @@ impl FreeIndex {
     pub fn remove(&mut self, block: FreeBlock) {
         let (bin, entry) = entry_of(block);
         self.take_out(bin, entry);
+        self.edges.remove(block.range());
         self.len -= 1;
         self.bytes -= block.size;
     }
@@ -158,6 +196,7 @@ impl FreeIndex {
         }
         self.bytes -= size;
         if found.size == size {
+            self.edges.remove(found.range());
             self.len -= 1;
             entries.pop();
             if entries.is_empty() {
@@ -166,6 +205,7 @@ impl FreeIndex {
             return Some(found);
         }
         let rest = found.without(size, cut(found));
+        self.edges.change(found.range(), rest.range());
         if rest.size >= least {
             // Smaller than before, it is still the smallest one.
             entries.replace_smallest(entry_in(least, rest));
@@ -190,7 +230,7 @@ impl FreeIndex {
         Some(best)
     }
 
-    /// Puts the larger block `grown` in the place of `block`, which is in the index.
+    /// Puts the larger block `grown`, which has the same start or the same end, in the place of `block`, which is in the index.
     ///
     /// # Panics
     /// Panics if `block` is not in the index.
@@ -200,6 +240,7 @@ impl FreeIndex {
         let sizes = sizes_in(bin);
         let entry = entry_in(sizes.start, block);
         self.bytes += grown.size - block.size;
+        self.edges.change(block.range(), grown.range());
         if grown.size < sizes.end && self.bins[bin].grow_smallest(entry, entry_in(sizes.start, grown)) {
             return;
         }
@@ -267,10 +308,10 @@ impl FreeIndex {
         let marked = std::iter::successors(self.map.next_from(0), |bin| self.map.next_from(bin + 1));
         let in_trees: usize = marked.map(|bin| self.bins[bin].far_len()).sum();
         let entries = self.with_memory * OTHERS_BYTES + 2 * in_trees * size_of::<u64>();
-        (self.bins.capacity() * size_of::<Entries>() + entries) as u64
+        (self.bins.capacity() * size_of::<Entries>() + entries) as u64 + self.edges.metadata_bytes()
     }
 
-    /// Asserts I1, and the invariants of the entries.
+    /// Asserts I1 and I2, and the invariants of the entries.
     ///
     /// # Panics
     /// Panics if an invariant does not hold.
@@ -293,6 +334,8 @@ impl FreeIndex {
             }
         }
         assert_eq!((len, bytes), (self.len, self.bytes), "free index counts");
+        let bins = self.bins.iter().enumerate();
+        self.edges.check(bins.flat_map(|(number, bin)| bin.iter().map(move |entry| block_of(number, entry).range())));
     }
 }
 
@@ -382,12 +425,13 @@ mod tests {
     #[test]
     fn bins_are_made_up_to_the_largest_block() {
         let mut index = FreeIndex::default();
-        assert_eq!(index.metadata_bytes(), 0);
+        let edges = |index: &FreeIndex| index.edges.metadata_bytes();
+        assert_eq!(index.metadata_bytes(), edges(&index));
         let bin_bytes = size_of::<Entries>() as u64;
         let sizes = [(GRANULE, 32), (2 << 20, 288), (8 << 20, 352), (4 << 10, 352), (1 << 40, 896)];
         for (size, bins) in sizes {
             index.insert(FreeBlock { size, offset: 0 });
-            assert_eq!(index.metadata_bytes(), bins * bin_bytes, "with a block of {size} bytes");
+            assert_eq!(index.metadata_bytes() - edges(&index), bins * bin_bytes, "with a block of {size} bytes");
             index.check();
         }
         // A second entry of a bin takes memory, and so does each that is too many for its array.
@@ -395,7 +439,7 @@ mod tests {
         for (count, bytes) in [(1, 0), (2, others), (28, others), (29, others + 16), (30, others + 32)] {
             let before = index.iter_from(0).filter(|block| block.size == GRANULE).count() as u64;
             (before..count).for_each(|number| index.insert(FreeBlock { size: GRANULE, offset: 2 * number * GRANULE }));
-            assert_eq!(index.metadata_bytes(), bins + bytes, "{count} blocks in one bin");
+            assert_eq!(index.metadata_bytes() - edges(&index), bins + bytes, "{count} blocks in one bin");
             index.check();
         }
     }

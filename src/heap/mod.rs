@@ -17,14 +17,15 @@
 //! - I5  only live and pending blocks are shared, or have waste.
 //! - I6  `starts` holds exactly the stretches in which a block starts.
 //!
-//! Cost: `alloc` and `free` touch the block, its neighbours and one or two bins. `alloc_aligned` looks at up to
-//! [`LOOK_AT`] free blocks. `set` is O(blocks in the range). `block_around` looks at up to 128 offsets.
+//! Cost: `alloc` and `free` touch the block, one or two bins, and neighbours that may be free (`edges.rs`). `alloc_aligned` looks
+//! at up to [`LOOK_AT`] free blocks. `set` is O(blocks in the range). `block_around` looks at up to 128 offsets.
 //! Threads: not synchronized; the owner holds a lock.
 #![forbid(unsafe_code)]
 
 pub mod bins;
 mod check;
 mod contents;
+mod edges;
 mod entries;
 mod index;
 mod starts;
@@ -429,6 +430,17 @@ impl Heap {
     /// Turns `block`, which is in the table at `slot` but in no index, into a free block merged with its free neighbours.
     #[inline]
     fn merge_free(&mut self, slot: usize, block: Block, epoch: u32) {
+        let places = self.free.places_of(block.as_free());
+        if !self.free.has_no_neighbour(places) {
+            return self.merge_with_neighbours(slot, block, epoch);
+        }
+        *self.table.at_mut(slot) = Block { epoch, waste: 0, state: BlockState::Free, shared: false, ..block };
+        self.free.insert_at(block.as_free(), places);
+    }
+
+    /// As [`merge_free`](Self::merge_free), for a block that may have free neighbours.
+    #[inline(never)]
+    fn merge_with_neighbours(&mut self, slot: usize, block: Block, epoch: u32) {
         let mut merged = Block { epoch, waste: 0, state: BlockState::Free, shared: false, ..block };
         let (mut preceding, mut following) = (None, None);
         let next = block.offset + block.size;

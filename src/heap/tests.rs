@@ -364,6 +364,23 @@ fn an_aligned_block_is_found_in_a_bounded_number_of_steps() {
     }
 }
 
+/// A step is a search in the block table: one for the block itself.
+#[test]
+fn neighbours_in_use_are_not_looked_up() {
+    let (count, apart) = (7000, 7);
+    let mut heap = Heap::new(count * GRANULE);
+    heap.set(0, 0, count * GRANULE, BlockState::Free, 0);
+    (0..count).for_each(|_| _ = heap.alloc(GRANULE, 0).unwrap());
+    // More and more free blocks, none beside another.
+    let numbers = || (1..count).step_by(apart);
+    let looked_up = numbers().filter(|number| steps_of(|| _ = heap.free(number * GRANULE, 0).unwrap()) > 1).count();
+    assert!(looked_up * 4 < numbers().count(), "{looked_up} of {} frees looked at neighbours", numbers().count());
+    heap.check();
+    numbers().for_each(|number| _ = heap.free((number + 1) * GRANULE, 0).unwrap());
+    assert!(numbers().all(|number| heap.block(number * GRANULE).unwrap().size == 2 * GRANULE));
+    heap.check();
+}
+
 #[test]
 fn a_claim_becomes_live_with_free_edges() {
     let mut heap = Heap::new(16 * GRANULE);
