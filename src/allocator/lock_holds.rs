@@ -172,6 +172,22 @@ fn a_sleep_marks_few_blocks_at_once() {
     full.allocator.check();
 }
 
+/// Blocks that other streams have used are freed a few at a time, and so are looked at.
+#[test]
+fn settling_locks_no_stream_for_long() {
+    for blocks in [1_000, 16_000] {
+        let full = Full::new(64);
+        let used: Vec<_> = (0..blocks).map(|_| full.allocator.alloc_raw(4 * KIB, MAIN).unwrap()).collect();
+        used.iter().for_each(|block| full.allocator.record_stream(*block, full.other).unwrap());
+        used.iter().for_each(|block| full.allocator.free(*block).unwrap());
+        assert_eq!(full.allocator.stats().pending_bytes, blocks * 4 * KIB);
+        let longest = longest_hold_of(|| _ = full.allocator.trim(u64::MAX).unwrap());
+        assert!(longest > 0 && longest <= MOST, "{longest} steps at once for {blocks} blocks");
+        assert_eq!(full.allocator.stats().pending_bytes, 0);
+        full.allocator.check();
+    }
+}
+
 /// What a piece of the work finds is collected in memory that is there: to get more takes the longer, the more there is already.
 /// A heap that has more blocks than ever gets a larger table all the same, which is empty.
 #[test]

@@ -45,6 +45,20 @@ impl Default for Cursor {
     }
 }
 
+/// Most blocks, and fronts of queues, that are looked at at once.
+const AT_ONCE: usize = 16;
+
+/// Blocks that are in no queue any more.
+#[derive(Debug)]
+pub struct Passed {
+    /// All of their fences have passed.
+    pub over: Vec<Pending>,
+    /// They wait for another stream now. Whoever has them adds them again.
+    pub moved: Vec<Pending>,
+    /// The stream with whose queue to go on.
+    pub next: Option<StreamIndex>,
+}
+
 /// The pending blocks of one stream's regions.
 #[derive(Debug, Default)]
 pub struct PendingBlocks {
@@ -83,30 +97,40 @@ impl PendingBlocks {
         self.queues.iter().filter_map(|(stream, queue)| Some((*stream, front(queue)?))).collect()
     }
 
-    /// Removes the blocks for which the stream that they wait for has passed. Returns those all of whose fences have passed,
-    /// and those that wait for another stream now, which the caller adds again.
-    pub fn take_passed(&mut self, mut has_passed: impl FnMut(Fence) -> bool) -> (Vec<Pending>, Vec<Pending>) {
-        let (mut over, mut moved) = (Vec::new(), Vec::new());
-        for (stream, queue) in &mut self.queues {
+    /// Removes some of the blocks for which the stream that they wait for has passed, from the queue of the stream `from` on. After
+    /// so many as can be looked at at once, there may be more to go on with.
+    pub fn take_passed(&mut self, from: StreamIndex, mut has_passed: impl FnMut(Fence) -> bool) -> Passed {
+        let mut taken = Passed { over: Vec::new(), moved: Vec::new(), next: None };
+        let (mut left, mut emptied) = (AT_ONCE, Vec::new());
+        'queues: for (stream, queue) in self.queues.range_mut(from..) {
             let mut passed = 0;
-            while let Some(waiting) = queue.front()
-                && (waiting.epoch <= passed || has_passed(Fence { stream: *stream, epoch: waiting.epoch }))
-            {
-                passed = waiting.epoch;
-                let mut block = queue.pop_front().expect("it has a front").block;
+            while !queue.is_empty() {
+                if left == 0 {
+                    taken.next = Some(*stream);
+                    break 'queues;
+                }
+                left -= 1;
+                let first = queue.pop_front_if(|waiting| {
+                    waiting.epoch <= passed || has_passed(Fence { stream: *stream, epoch: waiting.epoch })
+                });
+                let Some(Waiting { epoch, mut block }) = first else { continue 'queues };
+                passed = epoch;
                 block.fences.retain(|fence| {
                     #[cfg(test)]
                     crate::testing::step();
                     fence.stream != *stream || fence.epoch > passed
                 });
                 match block.fences.first() {
-                    None => over.push(block),
-                    Some(_) => moved.push(block),
+                    None => taken.over.push(block),
+                    Some(_) => taken.moved.push(block),
                 }
             }
+            emptied.push(*stream);
         }
-        self.queues.retain(|_, queue| !queue.is_empty());
-        (over, moved)
+        for stream in emptied {
+            self.queues.remove(&stream);
+        }
+        taken
     }
 
     /// Lets the block that has waited longest for `stream` wait for `fence`, another one of its own, first.
@@ -164,8 +188,16 @@ mod tests {
     }
 
     /// Removes the blocks all of whose fences have passed. Returns whether another block waits for another stream than before.
-    fn settle(pending: &mut PendingBlocks, has_passed: impl FnMut(Fence) -> bool) -> (Vec<Pending>, bool) {
-        let (over, moved) = pending.take_passed(has_passed);
+    fn settle(pending: &mut PendingBlocks, mut has_passed: impl FnMut(Fence) -> bool) -> (Vec<Pending>, bool) {
+        let (mut over, mut moved, mut from) = (Vec::new(), Vec::new(), Some(StreamIndex(0)));
+        while let Some(stream) = from {
+            let taken = pending.take_passed(stream, &mut has_passed);
+            pending.check();
+            assert!(taken.over.len() + taken.moved.len() <= AT_ONCE);
+            over.extend(taken.over);
+            moved.extend(taken.moved);
+            from = taken.next;
+        }
         let waits_elsewhere = !moved.is_empty();
         moved.into_iter().for_each(|block| pending.push(block));
         (over, waits_elsewhere)
@@ -187,7 +219,9 @@ mod tests {
             fence.epoch < 10
         });
         assert_eq!((over.len(), moved), (1000, false));
-        assert!(asked <= 3 * 11, "asked {asked} times: once for each epoch of each stream, and once more");
+        let pieces = 1_000 / AT_ONCE + 1;
+        let most = 3 * 11 + pieces;
+        assert!(asked <= most, "asked {asked} times: once for each epoch of each stream, and once more for each piece");
         pending.check();
         let last: Vec<Fence> = pending.awaited().collect();
         assert_eq!(last, [fence(1, 99), fence(2, 99), fence(3, 99)]);

@@ -44,12 +44,18 @@ impl<D: Driver> Progress<'_, D> {
         }
         let mut moved = Vec::new();
         for stream in self.streams.with_pending() {
-            let mut state = stream.lock();
             let has_passed =
                 |fence: Fence| answers.get(&fence.stream).is_some_and(|answer| fence.epoch <= answer.passed);
-            let (over, wait_elsewhere) = state.pending.take_passed(has_passed);
-            self.settle(stream, &mut state, over);
-            moved.extend(wait_elsewhere.into_iter().map(|block| Moved { owner: stream.index, block, passed: 0 }));
+            let mut from = Some(StreamIndex(0));
+            while let Some(queue) = from {
+                let (wait_elsewhere, next) = stream.piece(|state| {
+                    let taken = state.pending.take_passed(queue, has_passed);
+                    self.settle(stream, state, taken.over);
+                    (taken.moved, taken.next)
+                });
+                moved.extend(wait_elsewhere.into_iter().map(|block| Moved { owner: stream.index, block, passed: 0 }));
+                from = next;
+            }
         }
         // A block that has waited for one stream may wait for another.
         let (stopped, outcome) = self.go_on(moved, &mut answers);
