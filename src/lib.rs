@@ -81,6 +81,7 @@
 
 pub mod allocator;
 pub mod driver;
+mod hash;
 mod heap;
 mod host_memory;
 #[cfg(all(feature = "internals", debug_assertions, not(any(loom, shuttle))))]

@@ -11,6 +11,7 @@
 //! Cost: O(1); O(free blocks) where the filter doubles. One byte a place, at least [`PLACES`] places for each free block.
 
 use super::bins::GRANULE;
+use crate::hash;
 use std::ops::Range;
 
 /// The largest count.
@@ -45,7 +46,7 @@ impl Edges {
 
     #[inline]
     fn place(&self, offset: u64) -> usize {
-        ((offset / GRANULE).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & (self.counts.len() - 1)
+        (hash::fibonacci(offset / GRANULE) >> 32) as usize & (self.counts.len() - 1)
     }
 
     /// Returns the places of the edges of a block, which need not be free, by its offsets.

@@ -35,7 +35,7 @@ pub enum Cut {
 impl FreeBlock {
     /// Returns its offsets.
     #[inline]
-    fn range(self) -> Range<u64> {
+    pub fn range(self) -> Range<u64> {
         self.offset..self.offset + self.size
     }
 
@@ -109,7 +109,7 @@ impl FreeIndex {
         self.insert_at(block, self.edges.places_of(block.range()));
     }
 
-    /// Adds a block whose edges have these [places](Self::places_of).
+    /// Adds a block whose edges have these [places](Edges::places_of).
     #[inline]
     pub fn insert_at(&mut self, block: FreeBlock, places: Places) {
         let (bin, entry) = entry_of(block);
@@ -127,16 +127,10 @@ impl FreeIndex {
         self.edges = self.edges.grown(self.iter_from(0).map(FreeBlock::range));
     }
 
-    /// Returns the places of the edges of a block, which need not be free.
+    /// Returns the edges of the blocks.
     #[inline]
-    pub fn places_of(&self, block: FreeBlock) -> Places {
-        self.edges.places_of(block.range())
-    }
-
-    /// Whether the block with edges at these places, which is not in the index, surely has no neighbour in it.
-    #[inline]
-    pub fn has_no_neighbour(&self, places: Places) -> bool {
-        self.edges.none_at(places)
+    pub fn edges(&self) -> &Edges {
+        &self.edges
     }
 
     #[inline]

@@ -430,8 +430,9 @@ impl Heap {
     /// Turns `block`, which is in the table at `slot` but in no index, into a free block merged with its free neighbours.
     #[inline]
     fn merge_free(&mut self, slot: usize, block: Block, epoch: u32) {
-        let places = self.free.places_of(block.as_free());
-        if !self.free.has_no_neighbour(places) {
+        let edges = self.free.edges();
+        let places = edges.places_of(block.as_free().range());
+        if !edges.none_at(places) {
             return self.merge_with_neighbours(slot, block, epoch);
         }
         *self.table.at_mut(slot) = Block { epoch, waste: 0, state: BlockState::Free, shared: false, ..block };

@@ -9,7 +9,7 @@
 
 use super::bins::GRANULE;
 use super::index::FreeBlock;
-use crate::host_memory;
+use crate::{hash, host_memory};
 
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -110,8 +110,7 @@ impl BlockTable {
 
     #[inline]
     fn home(&self, offset: u64) -> usize {
-        // Fibonacci hashing: the high bits of the product are well mixed, whatever the stride of the offsets.
-        ((offset / GRANULE).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+        (hash::fibonacci(offset / GRANULE) >> self.shift) as usize
     }
 
     /// Returns the slot of the block that starts at `offset`. It stays that block's until one is added or removed.

@@ -5,6 +5,7 @@
 //! per level, and few programs use more streams than the first level holds.
 
 use super::entries::{CAPACITY, FIRST, LEVELS};
+use crate::hash;
 use crate::sync::{Mutex, OnceLock};
 use crate::units::StreamId;
 
@@ -23,7 +24,7 @@ impl<T> Level<T> {
     #[inline]
     fn places(&self, key: StreamId) -> impl Iterator<Item = &OnceLock<(StreamId, T)>> {
         let slots = self.slots.len();
-        let home = (key.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        let home = (hash::fibonacci(key.0) >> 32) as usize;
         (home..).map(move |place| &self.slots[place & (slots - 1)])
     }
 
