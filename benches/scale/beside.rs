@@ -5,6 +5,8 @@
 //! took a processor away from one of the two threads are left out: they tell of what else runs on the machine. But on a busy
 //! machine a thread that waits for a lock loses its processor too. So these rows are for an idle machine with two processors or
 //! more; a test counts what is done under each lock.
+//!
+//! A pair waits as well while the machine is away from a thread that has the lock. How often that is, the first line says.
 
 use super::table::{Cost, Goal, Random, Row, Table};
 use gapless::allocator::{Backup, Pin};
@@ -32,6 +34,7 @@ const STATISTICS: Option<Goal> = Some(Goal::ns(200_000.0));
 
 /// All rows.
 pub fn rows(table: &mut Table) {
+    machine();
     let mut rows = Rows { table, rounds: ROUNDS, goal: PAIR, nothing: None };
     rows.beside_nothing();
     for chunks in [1_000, 4_000] {
@@ -295,6 +298,23 @@ fn pairs_until(setting: &Setting, begun: &AtomicBool, done: &AtomicBool) -> Vec<
         due += PACE;
     }
     late
+}
+
+/// Prints how often, and for how long, the machine is away from a thread that does nothing but read the clock.
+fn machine() {
+    const LONG: Duration = Duration::from_micros(1);
+    let begun = Instant::now();
+    let (mut last, mut times, mut away) = (begun, 0_u32, Duration::ZERO);
+    while last - begun < Duration::from_secs(1) {
+        let now = Instant::now();
+        let gap = now - last;
+        if gap >= LONG {
+            times += 1;
+            away += gap;
+        }
+        last = now;
+    }
+    println!("the machine is away from a thread for a microsecond or more {times} times a second, {away:.1?} of it");
 }
 
 /// Statistics while another thread grows. The slowest of each round; the median of those.

@@ -70,12 +70,18 @@ fn gather(table: &mut Table, chunks: u64) {
 /// Requests that move a few chunks, while n are held and every other one is free.
 fn beside_held(table: &mut Table) {
     const REQUESTS: u64 = 50;
+    const ROUNDS: usize = 10;
     let mut few = None;
     for chunks in [1_000, 10_000] {
-        let allocator = allocator(chunks, usize::MAX);
-        let blocks: Vec<_> = (0..chunks).map(|_| alloc(&allocator, 1)).collect();
-        blocks.iter().step_by(2).for_each(|block| allocator.free(*block).expect("live"));
-        let cost = once(REQUESTS, || (0..REQUESTS).for_each(|_| _ = alloc(&allocator, 4)));
+        let round = || {
+            let allocator = allocator(chunks, usize::MAX);
+            let blocks: Vec<_> = (0..chunks).map(|_| alloc(&allocator, 1)).collect();
+            blocks.iter().step_by(2).for_each(|block| allocator.free(*block).expect("live"));
+            once(REQUESTS, || (0..REQUESTS).for_each(|_| _ = alloc(&allocator, 4)))
+        };
+        // The fastest: a single one takes a third of a millisecond, and the machine may be away for half as long.
+        let rounds = (0..ROUNDS).map(|_| round());
+        let cost = rounds.min_by(|one, other| one.partial_cmp(other).expect("both are times")).expect("several rounds");
         let what = "a request that moves 4 chunks, n held";
         match few {
             None => {
