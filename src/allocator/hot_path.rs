@@ -1,7 +1,6 @@
 //! The hot path: allocations from cached memory, frees, and streams to record. It takes the lock of one stream, and where that
 //! passes its limit of the peak, a second lock or two. It makes no driver call; what cannot be served so goes through the door of
-//! the slow path. The compiler left three of its functions out of line, for 46 of 717 instructions of a pair: they are
-//! `inline(always)`.
+//! the slow path.
 
 use super::Inner;
 use super::error::{AddressFacts, AllocAgainError, AllocError, FreeError, facts_of};

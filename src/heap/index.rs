@@ -110,7 +110,7 @@ impl FreeIndex {
     }
 
     /// Adds a block whose edges have these [places](Edges::places_of).
-    #[inline(always)]
+    #[inline]
     pub fn insert_at(&mut self, block: FreeBlock, places: Places) {
         let (bin, entry) = entry_of(block);
         self.edges.add(places);

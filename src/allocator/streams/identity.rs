@@ -73,7 +73,7 @@ impl<D: Driver> Streams<D> {
 
     /// The stream that the handle stands for, if it is kept. The default stream is, as long as the calling thread means this
     /// device's.
-    #[inline(always)]
+    #[inline]
     pub fn find_kept(&self, handle: StreamId) -> Option<&Stream> {
         match self.known.by_key.find(handle)?.get()? {
             (index, true) if handle != StreamId::DEFAULT || self.driver.inner().owns_default_stream() => {

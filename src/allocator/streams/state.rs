@@ -136,7 +136,7 @@ impl StreamState {
     }
 
     /// As [`take`](Self::take), in any region of `kind`: the first in the order of their numbers.
-    #[inline(always)]
+    #[inline]
     pub fn take_any(&mut self, kind: RegionKind, size: u64, waste: u16, alignment: u64) -> Option<DeviceAddr> {
         if self.last.is_free() {
             if alignment == GRANULE
