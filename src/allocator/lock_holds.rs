@@ -172,7 +172,7 @@ fn a_sleep_marks_few_blocks_at_once() {
     full.allocator.check();
 }
 
-/// Blocks that other streams have used are freed a few at a time, and so are looked at.
+/// Blocks that other streams have used are freed a few at a time, once those have passed.
 #[test]
 fn settling_locks_no_stream_for_long() {
     for blocks in [1_000, 16_000] {

@@ -46,10 +46,10 @@ impl<D: Driver> Progress<'_, D> {
         for stream in self.streams.with_pending() {
             let has_passed =
                 |fence: Fence| answers.get(&fence.stream).is_some_and(|answer| fence.epoch <= answer.passed);
-            let mut from = Some(StreamIndex(0));
-            while let Some(queue) = from {
+            let mut from = Some(Fence { stream: StreamIndex(0), epoch: 0 });
+            while let Some(at) = from {
                 let (wait_elsewhere, next) = stream.piece(|state| {
-                    let taken = state.pending.take_passed(queue, has_passed);
+                    let taken = state.pending.take_passed(at, has_passed);
                     self.settle(stream, state, taken.over);
                     (taken.moved, taken.next)
                 });
